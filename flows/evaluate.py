@@ -24,7 +24,8 @@ from tasks.registry.monitored_versions import (
 )
 from tasks.reports.model_reports import summarize_evaluation
 from tasks.stages.evaluate import evaluate as score_labelled
-from tasks.stages.evaluate import load_labelled, predict_labelled, record_evaluation
+from tasks.stages.evaluate import predict_labelled, record_evaluation
+from tasks.stages.load_labelled import LabelledFiles, load_labelled
 
 
 def evaluate_run_name() -> str:
@@ -60,7 +61,8 @@ def run_evaluation(
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
         files = pin_files(list_files(inputs, field="inputs", rules=version.rules, remarks=warnings))
-        labelled: Artifact = executor(load_labelled, version, recipe, rows, files)
+        given = LabelledFiles(files, version.rules, "inputs", version=version.champion)
+        labelled: Artifact = executor(load_labelled, recipe, rows, given)
         predicted: Artifact = executor(predict_labelled, version, recipe, labelled)
         scored: Artifact = executor(score_labelled, version, recipe, labelled, predicted)
         names = [pin.path for pin in files]

@@ -20,14 +20,13 @@ from tasks.registry.lineage import find_record
 from tasks.reports.label_reports import describe_suspects
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.labels import (
-    find_other_files,
     find_out_of_fold,
     list_labels,
-    load_other_labels,
     log_labels,
     require_new,
     save_review,
 )
+from tasks.stages.load_labelled import find_other_labels, load_labelled
 
 
 def labels_run_name() -> str:
@@ -62,8 +61,8 @@ def run_labels(caller: Caller, model: str, out: str, against: str, against_label
             executor = Executor(found.recipe.name, run, (progress, *caller.listeners), remote=open_remote())
             other: Artifact | None = None
             if against:
-                files = find_other_files(found.recipe, against)
-                other = executor(load_other_labels, found.recipe, found.data, files, against_label or None)
+                files = find_other_labels(found.recipe, against, against_label or None)
+                other = executor(load_labelled, found.recipe, found.data, files)
             listed: Artifact = executor(list_labels, found.recipe, found.data, found.predictions, other)
             save_review(found.recipe, listed, file)
             report = {"recipe": found.recipe.name, "file": str(file), **listed.result.model_dump(mode="json")}

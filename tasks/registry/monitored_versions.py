@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache import store
-from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
+from tasks.cache.results import Artifact, Champion
 from tasks.home import home, named_lock
 from tasks.registry import lineage, untrusted_code
 from tasks.registry.model_spec import find_model, read_by
@@ -24,18 +24,15 @@ from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
-from training.data.file_systems import display_name
 from training.data.load_rows import LoadDataResult
-from training.data.prediction_rows import format_of
 from training.evaluation.scores import Scores
 from training.evaluation.stored_calibration import Calibration
 from training.problems import Problem, UserError, nearest
-from training.recipe import Data, Recipe, parse
+from training.recipe import Recipe, parse
 from training.recipe.field_types import split_version_name
 from training.recipe.fields import Drift
-from training.recipe.reading_rules import TEXT_LINES, ReadingRules
+from training.recipe.reading_rules import ReadingRules
 from training.recipe.tables.metrics import PAIRS, UNPAIRED
-from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
 from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:
@@ -157,33 +154,6 @@ def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
         source, run = f"the record of {version.champion}", record["run"]["flow_run_id"]
         untrusted_code.require_consent(source, record[lineage.RECIPE_SET], run=run, named=[version.task])
     return parse(record[lineage.RECIPE_SET])
-
-
-def labelled_data(version: MonitoredVersion, rows: Artifact, files: Sequence[PinnedFile]) -> Data:
-    """The section `data` for rows in these files, read as the version's rules say, with its labels in their order. Of a
-    mixture they have the columns of the first set.
-
-    Equal rows are no fault here, and rows that lack a text or a label, or that the chat template refuses, are left out
-    with a warning. Raises UserError for files of several formats.
-    """
-    formats = {format_of(pin.path, version.rules): pin.path for pin in files}
-    if TEXT_LINES in formats:
-        named = display_name(formats[TEXT_LINES])
-        message = f"{named} holds a text a line, without labels: choose from {', '.join(version.rules.suffixes[1:])}."
-        raise UserError.of("option", "inputs", message)
-    if len(formats) > 1:
-        message = f"the files have several formats ({', '.join(sorted(formats))}): evaluate one format at a time."
-        raise UserError.of("option", "inputs", message)
-    (source,) = formats
-    data = version.rules.data(source)
-    levels = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows", "absent_label"), "ignore")
-    levels |= dict.fromkeys(("blank_text", "missing_label", REFUSED_BY_TEMPLATE), "warning")
-    names = label_names(rows)
-    values = {
-        "checks": {**data.checks, **levels},
-        "label_names": names if len(names) > 1 else None,
-    }
-    return Data.model_validate(data.model_dump(mode="json") | values)
 
 
 def read_drift_section(version: MonitoredVersion, overrides: Mapping[str, Any]) -> Drift:

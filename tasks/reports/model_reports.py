@@ -365,6 +365,7 @@ def describe_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     """Sentences on the rows, on figures outside of the gate's bounds, and on the worst groups."""
     shared = evaluation["shared_rows"]
     rows = f"{evaluation['version']}, evaluation {evaluation['number']}: {format_count(evaluation['rows'], 'row')}"
+    rows += f" in {format_count(evaluation['groups'], 'group')}" if evaluation["groups"] else ""
     if shared:
         rows += f", {shared:,} of them also in {evaluation['split']} and compared with themselves"
     lines = [f"{rows}."]

@@ -151,7 +151,6 @@ MONITORING_STAGES = {
     "predict_labelled": StageEntry(_summarize_rate),
     "evaluate": StageEntry(_summarize_evaluation),
     "record_evaluation": StageEntry(),
-    "load_other_labels": StageEntry(_summarize_rows),
     "list_labels": StageEntry(summarize_suspects),
     "log_labels": StageEntry(),
     "compare_seeds": StageEntry(),

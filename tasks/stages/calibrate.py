@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, stage
 from training import task_types
+from training.data.ipc_files import groups_file
 from training.evaluation.stored_calibration import CalibrateResult
 from training.programs.calibrate import AbstainSettings, CalibrateSettings
 from training.recipe import Recipe
@@ -19,7 +20,7 @@ def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> StageJob
     """Fits the calibration of probabilities to validation, finds the thresholds for rows that a person should look at
     on test, and measures both on test.
 
-    The predictions and labels of both splits, release.abstain and release.prediction_sets.
+    The predictions, labels and groups of both splits, release.abstain and release.prediction_sets.
     """
     splits, abstain = [split for split in SPLITS if split in recipe.evaluation.splits], recipe.release.abstain
     return StageJob(
@@ -33,7 +34,7 @@ def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> StageJob
         ),
         reads={
             "predictions": files_of(predictions, [f"{split}.parquet" for split in splits]),
-            "data": files_of(data, ["labels.json"]),
+            "data": files_of(data, ["labels.json", *map(groups_file, splits)]),
         },
         code=task_types.code_modules(recipe.task),
         users_code=task_types.user_code(recipe.task),

@@ -1,14 +1,11 @@
-"""Stages: rows with labels that arrived after the release, a version's predictions on them, and its figures now."""
+"""Stages: a version's predictions on rows whose labels arrived after the release, and its figures now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
-from tasks.cache.input_files import require_unchanged
-from tasks.cache.results import Artifact, PinnedFile
+from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage, whole
@@ -18,94 +15,14 @@ from tasks.registry.monitored_versions import (
     MonitoredVersion,
     find_predictions,
     find_rows,
-    labelled_data,
     record,
 )
-from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
-from training.data.load_rows import LoadDataResult, load
-from training.data.sources import reading_by_name
-from training.jobs.protocol import NotInKey, Settings
-from training.problems import UserError
-from training.programs.evaluate import EvaluateResult, EvaluateSettings
+from training.data.ipc_files import groups_file
+from training.programs.evaluate import SPLIT, EvaluateResult, EvaluateSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
-from training.recipe import Data, Recipe
-from training.recipe.rules.column_rules import code_for_rows, takes_template
+from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, MOST_GROUPS
-from training.recipe.tables.formats import SOURCES
-from training.recipe.task_specification import specification
-from training.tokenization.chat_templates import load_template
-
-SPLIT = "test"
-"""The name of the evaluated rows' split: load_data keeps its columns for slices."""
-
-
-class LoadLabelledSettings(Settings):
-    """The settings of reading rows with labels."""
-
-    data: Data
-    spelt: dict[str, int]
-    """The indices of labels as the version's rows spell them, where these are not the labels' names."""
-    task: str
-    options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
-    files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
-
-
-@stage(LoadDataResult)
-def load_labelled(version: MonitoredVersion, recipe: Recipe, rows: Artifact, files: Sequence[PinnedFile]) -> StageJob:
-    """Reads and checks the rows as `load_data` does, as one split, with the labels of the version in their order.
-
-    The settings of reading, the labels' names, the content of the files, and the tokenizer if its chat template may
-    refuse rows.
-    """
-    data = labelled_data(version, rows, files)
-    code, named, options = code_for_rows(recipe)
-    source = SOURCES[data.source]
-    reads, libraries = {}, [*source.libraries]
-    if takes_template(recipe):
-        reads = {"tokenizer": files_of_version(version.champion, "NAME")["tokenizer"]}
-        libraries += ["transformers", "jinja2", "tokenizers"]
-    return StageJob(
-        _load,
-        LoadLabelledSettings(
-            **recipe.task_and_options,
-            data=data,
-            spelt=dict(read_report(rows.path).get("spelt", {})),
-            files=list(files),
-        ),
-        reads=reads,
-        content={"files": [pin.sha256 for pin in files], **reading_by_name(data, [pin.path for pin in files])},
-        tables={"rows": {"options": options}},
-        code=["training.data.load_rows", source.reader.partition(":")[0], *code],
-        outside=["training.programs"],
-        users_code=named,
-        libraries=libraries,
-        field_names={"files": ", ".join(pin.path for pin in files)},
-    )
-
-
-def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
-    task_type = specification(settings.task, settings.options)
-    sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, settings.spelt
-    template = load_template(inputs["tokenizer"]) if "tokenizer" in inputs else None
-    refused = partial(task_type.refused_rows, template) if template else None
-    try:
-        result = load(
-            *(settings.data, task_type, sources, work.out, work.progress, [SPLIT]),
-            only=SPLIT,
-            spelt=spelt,
-            refused_rows=refused,
-        )
-    except UserError as error:
-        words = {"where": "inputs", "message": "there are no rows that can be evaluated: give files that have some."}
-        is_empty = [problem.check == "no_rows" for problem in error.problems]
-        raise UserError(
-            problem.model_copy(update=words) if empty else problem
-            for problem, empty in zip(error.problems, is_empty, strict=True)
-        ) from error
-    require_unchanged(settings.files)
-    emit_warnings(work, read_report(work.out))
-    return result
 
 
 @stage(PredictChampionResult)
@@ -142,8 +59,8 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
 def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, predicted: Artifact) -> StageJob:
     """Computes the metrics with intervals, in slices, and their differences from those at the registration.
 
-    The predictions, the rows, the metrics and slices, the metrics at the registration with their rows, and the
-    version's calibration.
+    The predictions, the rows with their groups, the metrics and slices, the metrics at the registration with their
+    rows, and the version's calibration.
     """
     expected, rows = find_predictions(version), find_rows(version)
     left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
@@ -177,7 +94,9 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
             **(
                 {
                     "expected": files_of(expected, [f"{version.split}.parquet"]),
-                    "expected_data": files_of(rows, ["labels.json", f"{version.split}.arrow"]),
+                    "expected_data": files_of(
+                        rows, ["labels.json", f"{version.split}.arrow", groups_file(version.split)]
+                    ),
                 }
                 if expected
                 else {}

@@ -177,9 +177,10 @@ def _decide(
     if comparison is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
     described = _describe_comparison(comparison)
-    if comparison.rows < min_rows:
-        more, rows = min_rows - comparison.rows, f"fewer rows than release.gate.min_rows, {min_rows:,}"
-        return "keep", f"{described}, on {rows}: add {more:,} more to {comparison.split}."
+    units, unit = (comparison.rows, "rows") if comparison.groups is None else (comparison.groups, "groups")
+    if units < min_rows:
+        more, few = min_rows - units, f"fewer {unit} than release.gate.min_rows, {min_rows:,}"
+        return "keep", f"{described}, on {few}: add {more:,} more to {comparison.split}."
     if comparison.better and (flips := comparison.flips) and not flips.few_enough:
         return "keep", f"{described}. But {_describe_flips(flips, comparison)}."
     if comparison.better:

@@ -1,16 +1,16 @@
 """Homes whose models answer some rows and leave others to a person: how often the true share of errors among the
 answered rows stays within `max_error`.
 
-A regime is a population of rows, each with its logits and label. A home draws its validation and its test rows from it;
-the share of errors that it will see later is that of the population.
+A regime is a population of rows, each with its logits and label. A home draws its validation and its test rows from it,
+or whole groups of rows; the share of errors that it will see later is that of the population.
 
-P rows of a population, L labels.
+P rows of a population in G groups, L labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,12 @@ from training.evaluation.abstention import (
     Judged,
     LabelThreshold,
     find_thresholds,
-    in_group,
+    in_part,
     needs_review,
     risk_coverage,
 )
 from training.evaluation.calibration import Scaling, fit_many_labels, fit_one_label, log_softmax
+from training.evaluation.row_groups import Groups
 from training.evaluation.significance import mcnemar
 
 Floats = npt.NDArray[np.float64]
@@ -39,6 +40,16 @@ class Population:
 
     logits: Floats  # (P, L)
     truth: npt.NDArray[np.generic]  # (P,) the label; or (P, L) whether the row has it
+    sizes: Rows | None = None  # (G,) the rows of each group, which follow each other; None: rows are independent
+
+    def draw(self, random: np.random.Generator, number: int) -> tuple[Rows, Groups | None]:
+        """So many rows, or so many groups of rows."""
+        if self.sizes is None:
+            return random.integers(0, POPULATION, number), None
+        drawn = random.integers(0, len(self.sizes), number)
+        starts, sizes = (np.cumsum(self.sizes) - self.sizes)[drawn], self.sizes[drawn]
+        rows = np.concatenate([np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)])
+        return rows, Groups(np.repeat(np.arange(number), sizes))
 
     def fit(self, rows: Rows) -> Scaling:
         """The calibration by these rows."""
@@ -68,6 +79,9 @@ class Regime:
     draw: Callable[[np.random.Generator], Population]
     validation: int = 1_000
     test: int = 1_000
+    """Rows, or groups."""
+    ignored: bool = False
+    """Whether the rows of groups are taken for independent."""
     checkpoints: int = 1
     """Equally good models, of which validation chooses the most accurate one."""
     nights: int = 1
@@ -81,21 +95,24 @@ class Regime:
         held = naive_held = thresholds = 0
         shares, possible = np.zeros(number), np.zeros(number)
         for home in range(number):
-            validation = random.integers(0, POPULATION, self.validation)
-            test = random.integers(0, POPULATION, self.test)
+            validation, groups_of_validation = populations[0].draw(random, self.validation)
+            test, groups_of_test = populations[0].draw(random, self.test)
             if self.nights > 1:
                 population = _promote(populations, test)
             else:
                 population = max(populations, key=lambda one: float(one.right(validation).mean()))
             judged = population.judge(population.fit(validation))
-            proposing, deciding = (_take(judged, rows) for rows in (validation, test))
-            groups = find_thresholds(proposing, deciding, MAX_ERROR, CONFIDENCE)
-            held += keeps(judged, groups)
+            proposing, deciding = _take(judged, validation), _take(judged, test)
+            if not self.ignored:
+                proposing = replace(proposing, groups=groups_of_validation)
+                deciding = replace(deciding, groups=groups_of_test)
+            found = find_thresholds(proposing, deciding, MAX_ERROR, CONFIDENCE)
+            held += keeps(judged, found)
             naive_held += _keeps_naively(judged, proposing)
-            shares[home] = 1 - review(judged, groups).mean()
+            shares[home] = 1 - review(judged, found).mean()
             coverage, risk = risk_coverage(judged)
             possible[home] = coverage[risk <= MAX_ERROR].max(initial=0)
-            thresholds += any(group.threshold is not None for group in groups)
+            thresholds += any(part.threshold is not None for part in found)
         return Outcomes(number, held, naive_held, thresholds, float(shares.mean()), float(possible.mean()))
 
 
@@ -105,7 +122,7 @@ class Outcomes:
 
     homes: int
     held: int
-    """Homes in which no group errs more often than MAX_ERROR among its answered rows."""
+    """Homes in which no part errs more often than MAX_ERROR among its answered rows."""
     naive_held: int
     """As above, for the lowest threshold with at most MAX_ERROR errors among validation rows."""
     with_threshold: int
@@ -116,20 +133,20 @@ class Outcomes:
     """The share of rows that could be answered if the population were known."""
 
 
-def review(judged: Judged, groups: Sequence[LabelThreshold]) -> Mask:
+def review(judged: Judged, parts: Sequence[LabelThreshold]) -> Mask:
     """Whether a person should look at the row."""
-    thresholds = {group.label: group.threshold for group in groups}
+    thresholds = {part.label: part.threshold for part in parts}
     others = thresholds.pop(None, None)
     own = {label: threshold for label, threshold in thresholds.items() if label is not None}
     return needs_review(judged.probability, judged.label, own, others)
 
 
-def keeps(judged: Judged, groups: list[LabelThreshold]) -> bool:
-    """Whether no group errs more often than MAX_ERROR among its answered rows, given all rows."""
-    labels = [group.label for group in groups]
-    for group in groups:
-        threshold = 2.0 if group.threshold is None else group.threshold
-        answered = in_group(judged.label, group.label, labels) & (judged.probability >= threshold)
+def keeps(judged: Judged, parts: list[LabelThreshold]) -> bool:
+    """Whether no part errs more often than MAX_ERROR among its answered rows, given all rows."""
+    labels = [part.label for part in parts]
+    for part in parts:
+        threshold = 2.0 if part.threshold is None else part.threshold
+        answered = in_part(judged.label, part.label, labels) & (judged.probability >= threshold)
         if answered.any() and 1 - judged.right[answered].mean() > MAX_ERROR:
             return False
     return True
@@ -193,13 +210,20 @@ def no_signal(random: np.random.Generator) -> Population:
     return Population(random.normal(0, 3, (POPULATION, 4)), random.integers(0, 4, POPULATION))
 
 
-def same_error_everywhere(random: np.random.Generator) -> Population:
+def same_error_everywhere(random: np.random.Generator, rows: int = POPULATION) -> Population:
     """A share of errors just above MAX_ERROR at every probability: each threshold is a false one."""
-    logits = random.normal(0, 2, (POPULATION, 2))
-    wrong = np.zeros(POPULATION, np.bool_)
+    logits = random.normal(0, 2, (rows, 2))
+    wrong = np.zeros(rows, np.bool_)
     surest_first = np.argsort(-np.abs(logits[:, 0] - logits[:, 1]))
-    wrong[surest_first[np.arange(0, POPULATION, 1 / (MAX_ERROR + 0.001)).astype(np.int64)]] = True
+    wrong[surest_first[np.arange(0, rows, 1 / (MAX_ERROR + 0.001)).astype(np.int64)]] = True
     return Population(logits, np.where(wrong, 1 - logits.argmax(axis=1), logits.argmax(axis=1)))
+
+
+def same_error_in_groups(random: np.random.Generator) -> Population:
+    """The same of groups of ten, whose rows are alike."""
+    groups = same_error_everywhere(random, POPULATION // 10)
+    logits, truth = np.repeat(groups.logits, 10, axis=0), np.repeat(groups.truth, 10)
+    return Population(logits, truth, np.full(POPULATION // 10, 10))
 
 
 def sure_and_wrong(random: np.random.Generator) -> Population:
@@ -228,6 +252,27 @@ def many_labels_a_row(random: np.random.Generator) -> Population:
     return Population(logits * 2, random.random((POPULATION, 5)) < 1 / (1 + np.exp(-logits)))
 
 
+def in_groups(
+    draw: Callable[[np.random.Generator], Population], correlation: float = 1.0, sizes: str = "10"
+) -> Callable[[np.random.Generator], Population]:
+    """The population in groups. With this chance, a row is a copy of the first one of its group. Sizes: a number;
+    `geometric`, ten on average; or `wrong`, 20 if the first row is wrong, else 5."""
+
+    def draw_groups(random: np.random.Generator) -> Population:
+        population = draw(random)
+        if sizes == "wrong":
+            found = np.where(population.right(np.arange(POPULATION)), 5, 20)
+        else:
+            found = random.geometric(0.1, POPULATION) if sizes == "geometric" else np.full(POPULATION, int(sizes))
+        found = found[: np.searchsorted(np.cumsum(found), POPULATION, side="right")]
+        found = np.append(found, POPULATION - found.sum()) if found.sum() < POPULATION else found
+        first = np.repeat(np.arange(len(found)), found)  # rows 0 to G - 1 are the first ones
+        rows = np.where(random.random(POPULATION) < correlation, first, random.permutation(POPULATION))
+        return Population(population.logits[rows], population.truth[rows], found)
+
+    return draw_groups
+
+
 def _draw_labels(random: np.random.Generator, logits: Floats) -> Rows:
     """Labels by their softmax (the Gumbel-max trick)."""
     return np.asarray((logits + random.gumbel(size=logits.shape)).argmax(axis=1))
@@ -249,4 +294,12 @@ REGIMES: Mapping[str, Regime] = {
     "validation chose among 20 checkpoints": Regime(one_label(), validation=200, checkpoints=20),
     "the gate chose among 30 nights' models": Regime(one_label(), nights=30),
     "two labels, 5,000 rows": Regime(one_label(labels=2), validation=5_000, test=5_000),
+    "groups of ten": Regime(in_groups(one_label()), validation=300, test=300),
+    "groups of ten, half alike": Regime(in_groups(one_label(), 0.5), validation=300, test=300),
+    "few groups of ten": Regime(in_groups(one_label()), validation=100, test=100),
+    "groups of any size": Regime(in_groups(one_label(), sizes="geometric"), validation=300, test=300),
+    "groups that err are large": Regime(in_groups(one_label(), sizes="wrong"), validation=300, test=300),
+    "groups, same error at every probability": Regime(same_error_in_groups, validation=300, test=300),
+    "groups, any number of labels a row": Regime(in_groups(many_labels_a_row), validation=300, test=300),
+    "groups of ten, taken to be independent": Regime(in_groups(one_label()), validation=300, test=300, ignored=True),
 }

@@ -131,6 +131,34 @@ def test_rows_that_cannot_be_evaluated_are_one_message(
     assert "finetune.evaluations" not in client.get_model_version("small", "1").tags
 
 
+def test_later_rows_are_in_the_groups_of_the_recipe_or_independent_with_a_warning(
+    finished: FinishedRun, own_home: Path, tmp_path: Path, server: dict[str, str]
+) -> None:
+    given = ["--set", "data.split={by: group, column: genre}", "--set", "release.registry=grouped"]
+    run = finetune(own_home, "run", str(finished.file), *given, **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    write_rows(tmp_path / "with.csv", 80, seed=5)
+    with (tmp_path / "with.csv").open(newline="") as file:
+        lines = [
+            ["pos" if cell == "neg" and n < 20 else cell for cell in row] for n, row in enumerate(csv.reader(file))
+        ]
+    for name, columns in (("with", 3), ("without", 2)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(row[:columns] for row in lines)
+    found = {}
+    for name in ("with", "without"):
+        out, rows = tmp_path / f"{name}.json", tmp_path / f"{name}.csv"
+        run = finetune(own_home, "evaluate", "grouped/1", "--input", str(rows), "--json", str(out), **server)
+        assert run.returncode == 0, run.stdout + run.stderr
+        found[name] = json.loads(out.read_text())["evaluation"]
+        has_warning = "without.csv has no column 'genre'" in run.stderr and "taken to be independent" in run.stderr
+        assert has_warning == (name == "without"), run.stderr
+        assert (": 80 rows in 3 groups." in run.stdout) == (name == "with"), run.stdout
+    assert (found["with"]["groups"], found["without"]["groups"]) == (3, None)
+    first, second = (one["metrics"]["accuracy"] for one in found.values())
+    assert first["value"] == second["value"] and first["low"] != second["low"]
+
+
 def test_texts_alone_have_no_labels_to_evaluate(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
     (tmp_path / "rows.txt").write_text("good film\n")
     run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.txt"), **server)

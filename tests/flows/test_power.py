@@ -89,9 +89,12 @@ def test_groups_that_can_decide_nothing_are_counted_before_training(home: Path) 
     recipe = parse(yaml.safe_load(write_project(home / "p").read_text())["deployments"][0]["parameters"]["recipe"])
     few = Groups(np.repeat(np.arange(4), 25))
     assert list(find_obstacles(recipe, 100, None, few)) == [
-        "100 rows of validation in 4 groups promote no model at 95% confidence: it takes 5 groups at least."
+        "100 rows of validation in 4 groups promote no model: release.gate.min_rows is 20, and counts groups.",
+        "100 rows of validation in 4 groups promote no model at 95% confidence: it takes 5 groups at least.",
     ]
-    assert list(find_obstacles(recipe, 125, None, few)) == []  # as many rows are in five such groups
+    assert list(find_obstacles(recipe, 500, None, few)) == []  # as many rows are in 20 such groups
+    recipe = parse({**recipe.model_dump(exclude_unset=True)}, {"release.gate.min_rows": 5})
+    assert list(find_obstacles(recipe, 125, None, few)) == []
     flips = parse({**recipe.model_dump(exclude_unset=True)}, {"release.gate.flips.max_share": 0.02})
     (obstacle,) = find_obstacles(flips, 200, None, few)
     assert obstacle.startswith(

@@ -577,6 +577,7 @@ ARTIFACTS = {
     "load_data/test.arrow": "tokenize score predict_champion count_comparison compare compare_exports publish",
     "load_data/labels.json": "fit score calibrate predict_champion compare compare_exports publish",
     "load_data/test.slices.arrow": "score publish",
+    "load_data/test.groups.arrow": "score calibrate count_comparison compare compare_exports publish",
     "load_model": "tokenize fit",
     "tokenize/train.arrow": "fit score",
     "tokenize/validation.arrow": "fit predict score",

@@ -98,11 +98,13 @@ def draw_differences(
 ) -> Floats:
     """(F, D) the first sample's figures less the second's, on the same draws of the U rows; nan where one is undefined.
 
-    `figures` are the F figures on either sample; `report` is called with the number of finished draws.
+    `figures` are the F figures on either sample; `report` is called with the number of finished draws. Of rows in
+    groups, `places` are the numbers of their groups among those of both samples.
     """
-    rows = int(max(places[0].max(), places[1].max())) + 1
+    units = np.arange(int(max(places[0].max(), places[1].max())) + 1)
+    most = max(len(units), *map(len, places))
     found, done = np.empty((len(figures[0]), number)), 0
-    for counts in draws(rows, number, seed):
+    for counts in draws(most, number, seed, units):
         samples = [np.ascontiguousarray(counts[:, of_sample]) for of_sample in places]
         for line, pair in enumerate(zip(*figures, strict=True)):
             first, second = (_of_filled(figure, sample) for figure, sample in zip(pair, samples, strict=True))

@@ -81,13 +81,14 @@ def gain_by_groups(gains: npt.ArrayLike, groups: Groups, margin: float, confiden
 
 def highest_share_by_groups(rows: npt.ArrayLike, groups: Groups, confidence: float) -> float:
     """Upper end of the one-sided interval of the share of rows of which (N,) are seen."""
-    seen, sizes, worst = groups.sums(rows), groups.sizes, groups.usual_size
-    level = 1 - confidence
+    seen = float(np.asarray(rows, np.float64).mean())
+    return -_find_crossing(lambda share: chance_of_so_few(rows, groups, -share) <= 1 - confidence, -1.0, -seen)
 
-    def is_ruled_out(share: float) -> bool:
-        return chance_of_positive([*(seen - share * sizes), (1 - share) * worst]) <= level
 
-    return -_find_crossing(lambda share: is_ruled_out(-share), -1.0, -float(seen.sum() / sizes.sum()))
+def chance_of_so_few(rows: npt.ArrayLike, groups: Groups, share: float) -> float:
+    """The p-value of the claim that at least this share of all rows is seen, given (N,) those that are."""
+    seen, sizes = groups.sums(rows), groups.sizes
+    return chance_of_positive([*(seen - share * sizes), (1 - share) * groups.usual_size])
 
 
 def groups_for_gain(groups: Groups, confidence: float, margin: float = 0.0) -> int:

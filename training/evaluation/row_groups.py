@@ -13,6 +13,8 @@ from training.data.ipc_files import groups_file
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,15 @@ class Groups:
     @classmethod
     def read(cls, data: Path, split: str) -> Groups | None:
         """The groups of a split, from the folder of load_data; None if its rows have none."""
-        import pyarrow as pa
+        hashes = read_hashes(data, split)
+        return None if hashes is None else cls.of(hashes)
 
-        file = data / groups_file(split)
-        if not file.is_file():
-            return None
-        hashes = pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy()
+    @classmethod
+    def of(cls, hashes: Hashes) -> Groups:
+        """The groups of rows with these (N,) hashes."""
         return cls(np.unique(hashes, return_inverse=True)[1])
 
-    def take(self, rows: Rows) -> Groups:
+    def take(self, rows: Rows | Mask) -> Groups:
         """The groups of these rows, numbered anew."""
         return Groups(np.unique(self.numbers[rows], return_inverse=True)[1])
 
@@ -58,3 +60,13 @@ class Groups:
         centred = given - given.mean()
         of_rows = np.square(centred).sum()
         return float(np.square(self.sums(centred)).sum() / of_rows) if of_rows else None
+
+
+def read_hashes(data: Path, split: str) -> Hashes | None:
+    """(N,) the hash of each row's group, from the folder of load_data; None if the rows of the split have none."""
+    import pyarrow as pa
+
+    file = data / groups_file(split)
+    if not file.is_file():
+        return None
+    return np.asarray(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy())

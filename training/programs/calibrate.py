@@ -1,7 +1,7 @@
 """The program that calibrates probabilities, without a model: `python -m training.programs.calibrate JOB`.
 
 inputs     predictions (validation.parquet and, if it is evaluated, test.parquet of training.programs.predict), data
-           (labels.json)
+           (labels.json, and SPLIT.groups.arrow if rows have groups)
 settings   CalibrateSettings, below
 output     calibration.json               training.evaluation.stored_calibration has its form
            log/calibrated_test.png        the share of right predictions by probability, before and after
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from training import task_types
 from training.evaluation.abstention import Judged, LabelThreshold, find_thresholds, least_probability, risk_coverage
 from training.evaluation.calibration import Floats, Mask, calibration_error, fit_many_labels, fit_one_label
 from training.evaluation.predictions import ManyLabels, OneLabel
+from training.evaluation.row_groups import Groups
 from training.evaluation.stored_calibration import (
     Abstention,
     AnsweredGroup,
@@ -68,19 +70,19 @@ def main(job_dir: Path, job: Job, events: Events) -> CalibrateResult:
     task_type = task_types.load(settings.task, settings.options)
     labels = json.loads((Path(job.inputs["data"]) / "labels.json").read_text())
     output = job_dir / OUTPUT
-    validation = _Split(task_type, Path(job.inputs["predictions"], "validation.parquet"), labels)
+    validation = _Split(task_type, job, "validation", labels)
     calibration = _fit(validation, labels)
     test, answered, before, after, size = None, None, None, None, None
     if settings.measured:
-        test = _Split(task_type, Path(job.inputs["predictions"], "test.parquet"), labels)
+        test = _Split(task_type, job, "test", labels)
         plain = calibration.model_copy(update={"scale": [1.0], "offset": [0.0]})
         before, after = (calibration_error(*test.outcomes(one)) for one in (plain, calibration))
         if settings.abstain:
             calibration, answered = _abstain(calibration, validation, test, settings.abstain)
-            _warn_of_review(answered, events)
+            _warn_of_review(answered, "groups" if test.groups else "rows", events)
         if settings.prediction_sets:
             given = calibration.probabilities(test.logits)
-            least = least_probability(test.true_probabilities(given), settings.prediction_sets)
+            least = least_probability(test.true_probabilities(given), settings.prediction_sets, test.groups)
             sets = PredictionSets(coverage=settings.prediction_sets, least_probability=least)
             calibration = calibration.model_copy(update={"prediction_sets": sets})
             size = float(np.mean([len(row) for row in calibration.label_sets(given)]))
@@ -106,8 +108,9 @@ def main(job_dir: Path, job: Job, events: Events) -> CalibrateResult:
 class _Split:
     """The predictions of a split."""
 
-    def __init__(self, task_type: TaskType, file: Path, labels: Sequence[str]) -> None:
-        self.table = pq.read_table(file)
+    def __init__(self, task_type: TaskType, job: Job, split: str, labels: Sequence[str]) -> None:
+        self.table = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"))
+        self.groups = Groups.read(Path(job.inputs["data"]), split)
         if "logits" not in self.table.column_names:
             message = "needs predictions with a column `logits`, as those of sequence-classification: remove it."
             raise UserError.of("release", "release.calibrate", message)
@@ -124,7 +127,7 @@ class _Split:
 
     def judge(self, calibration: Calibration) -> Judged:
         """The predictions, with their probabilities."""
-        return calibration.judge(self.table, np.asarray(self.predicted.correct))
+        return replace(calibration.judge(self.table, np.asarray(self.predicted.correct)), groups=self.groups)
 
     def true_probabilities(self, probabilities: Floats) -> Floats:
         """(N,) the probability of each row's label."""
@@ -147,9 +150,9 @@ def _abstain(
 ) -> tuple[Calibration, AnsweredShare]:
     """The calibration with its thresholds, and the rows of test that it answers."""
     proposing, deciding = validation.judge(calibration), test.judge(calibration)
-    groups = find_thresholds(proposing, deciding, wanted.max_error, wanted.confidence)
-    own = {calibration.labels[group.label]: group.threshold for group in groups if group.label is not None}
-    others = next((group.threshold for group in groups if group.label is None), None)
+    parts = find_thresholds(proposing, deciding, wanted.max_error, wanted.confidence)
+    own = {calibration.labels[part.label]: part.threshold for part in parts if part.label is not None}
+    others = next((part.threshold for part in parts if part.label is None), None)
     bound = wanted.model_dump()
     found = calibration.model_copy(update={"abstain": Abstention(**bound, thresholds=own, others=others)})
     answered = ~found.review(deciding)
@@ -158,23 +161,23 @@ def _abstain(
         share=float(answered.mean()),
         error=errors / int(answered.sum()) if answered.any() else None,
         **bound,
-        groups=[_describe(group, calibration.labels) for group in groups],
+        groups=[_describe(part, calibration.labels) for part in parts],
     )
 
 
-def _describe(group: LabelThreshold, labels: Sequence[str]) -> AnsweredGroup:
+def _describe(part: LabelThreshold, labels: Sequence[str]) -> AnsweredGroup:
     return AnsweredGroup(
-        label=None if group.label is None else labels[group.label],
-        threshold=group.threshold,
-        rows=group.rows,
-        answered=group.answered,
-        errors=group.errors,
-        at_most=group.at_most,
+        label=None if part.label is None else labels[part.label],
+        threshold=part.threshold,
+        rows=part.rows,
+        answered=part.answered,
+        errors=part.errors,
+        at_most=part.at_most,
     )
 
 
-def _warn_of_review(answered: AnsweredShare, events: Events) -> None:
-    """Warns if no row is answered at all, or none of some label."""
+def _warn_of_review(answered: AnsweredShare, unit: str, events: Events) -> None:
+    """Warns if no row is answered at all, or none of some label. `unit`: what to bring more of, rows or groups."""
     silent = [group.label for group in answered.groups if group.threshold is None]
     if not silent:
         return
@@ -185,7 +188,7 @@ def _warn_of_review(answered: AnsweredShare, events: Events) -> None:
         subject = f"rows predicted as {', '.join(names)} are for a person"
     events.warning(
         f"{subject}: no threshold shows on test, at {answered.confidence:.0%} confidence, that at most "
-        f"{answered.max_error:.1%} of the answered rows err. Bring more rows to test, a better model, or a larger "
+        f"{answered.max_error:.1%} of the answered rows err. Bring more {unit} to test, a better model, or a larger "
         "release.abstain.max_error."
     )
 

@@ -1,8 +1,9 @@
 """The program that evaluates a registered version on rows with labels: `python -m training.programs.evaluate JOB`.
 
 inputs     predictions (test.parquet of training.programs.predict_champion), data (test.arrow, test.slices.arrow,
-           labels.json); expected (SPLIT.parquet of training.programs.predict) and expected_data (SPLIT.arrow,
-           labels.json), if they are stored
+           labels.json, and test.groups.arrow if rows have groups); expected (SPLIT.parquet of
+           training.programs.predict) and expected_data (SPLIT.arrow, labels.json, SPLIT.groups.arrow), if they are
+           stored
 settings   EvaluateSettings, below
 output     evaluation.json              the result, and `slices` as in training.programs.score
            log/predictions_sample.csv   the most confident mistakes
@@ -26,6 +27,7 @@ from training import task_types
 from training.evaluation import slices
 from training.evaluation.bootstrap import draw_differences, match_rows
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
+from training.evaluation.row_groups import Groups, read_hashes
 from training.evaluation.scores import Score, Scores, SliceGroup
 from training.evaluation.stored_calibration import Calibration, MeasuredConfidence
 from training.jobs.program import run_program
@@ -54,6 +56,8 @@ class EvaluateResult(Result):
     """The metrics of the rows, and their differences from those at the registration."""
 
     rows: int
+    groups: int | None
+    """None if each row is one of its own."""
     shared_rows: int | None
     """Rows that are also in the judged split; None if that is not stored."""
     metrics: Scores
@@ -89,16 +93,17 @@ def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
     task_type, output = task_types.load(settings.task, settings.options), job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     data = Path(job.inputs["data"])
-    predicted = _read(task_type, Path(job.inputs["predictions"]), SPLIT, data)
+    predicted, groups = _read(task_type, Path(job.inputs["predictions"]), SPLIT, data), Groups.read(data, SPLIT)
 
     def report(done: int) -> None:
         events.progress(phase="evaluate", done=done, total=2 * DRAWS)
 
-    found = compute_scores(settings.metrics, predicted, report)
+    found = compute_scores(settings.metrics, predicted, report, groups)
     shared, differences = _compare(task_type, predicted, found, job, settings, lambda done: report(DRAWS + done))
-    sliced = {name: _score_slice(name, predicted, found, job, settings, events) for name in settings.slices}
+    sliced = {name: _score_slice(name, predicted, found, job, settings, events, groups) for name in settings.slices}
     evaluated = EvaluateResult(
         rows=len(predicted),
+        groups=len(groups.sizes) if groups else None,
         shared_rows=shared,
         metrics=found,
         differences=differences,
@@ -135,15 +140,20 @@ def _compare(
     expected = _read(task_type, Path(job.inputs["expected"]), settings.split, data)
     files = (Path(job.inputs["data"], f"{SPLIT}.arrow"), data / f"{settings.split}.arrow")
     contents = [_row_contents(file, settings.columns) for file in files]
-    first, second, shared = match_rows(*contents)
+    *places, shared = match_rows(*contents)
+    hashes = read_hashes(Path(job.inputs["data"]), SPLIT), read_hashes(data, settings.split)
+    is_single = False
+    if hashes[0] is not None and hashes[1] is not None:  # a row of both samples has the same group in both
+        places = np.split(Groups.of(np.concatenate(hashes)).numbers, [len(hashes[0])])  # type: ignore[arg-type]
+        is_single = any(len(np.unique(of_sample)) < 2 for of_sample in places)
     both = [figures(settings.metrics, sample) for sample in (predicted, expected)]
     names = [name for name in both[0] if name in both[1]]
     pairs = ([both[0][name] for name in names], [both[1][name] for name in names])
-    draws = draw_differences(pairs, (first, second), DRAWS, SEED, report)
+    draws = draw_differences(pairs, (places[0], places[1]), DRAWS, SEED, report)
     differences: Scores = {}
     for name, of_metric in zip(names, draws, strict=True):
         defined = of_metric[np.isfinite(of_metric)]
-        ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
+        ends = np.quantile(defined, ENDS) if len(defined) and not is_single else (math.nan, math.nan)
         gain = _gain(found[name], settings.expected.get(name))
         differences[name] = {"value": gain, "low": _or_none(ends[0]), "high": _or_none(ends[1])}
     return shared, differences
@@ -184,9 +194,15 @@ def _or_none(value: float) -> float | None:
 
 
 def _score_slice(
-    name: str, predicted: Predictions, whole: Scores, job: Job, settings: EvaluateSettings, events: Events
+    name: str,
+    predicted: Predictions,
+    whole: Scores,
+    job: Job,
+    settings: EvaluateSettings,
+    events: Events,
+    of_rows: Groups | None,
 ) -> list[SliceGroup]:
-    """The scores of a slice's largest groups."""
+    """The scores of a slice's largest groups. `of_rows` are the groups of data.split."""
     if name == LABEL:
         is_one = isinstance(predicted, OneLabel)
         groups = slices.of_label(predicted.references, predicted.labels) if is_one else {}  # type: ignore[attr-defined]
@@ -199,7 +215,7 @@ def _score_slice(
         events.warning(f"the rows have no column {name!r}, so no groups of it.")
     shown = slices.largest(groups, settings.most_groups, ())
     with_interval = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}
-    return score_groups(shown, with_interval, predicted, whole, settings.metrics, lambda done, total: None)
+    return score_groups(shown, with_interval, predicted, whole, settings.metrics, lambda done, total: None, of_rows)
 
 
 if __name__ == "__main__":

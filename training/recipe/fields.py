@@ -384,7 +384,8 @@ class Gate(Section):
     that are no better is promoted. `all`: all comparisons on the same test rows together; each later one needs stronger
     evidence. Rows that are added or removed do not end the count; test rows that are all new begin another."""
     min_rows: int = Field(default=20, ge=1)
-    """The smallest number of rows on which a comparison may promote a model."""
+    """The smallest number of rows on which a comparison may promote a model; of groups if rows are held out by
+    group."""
     flips: FlipLimit | None = None
     """The bound of flips: rows that the champion has right and the new model has wrong (null: any number). For task
     types whose predictions are right or wrong."""

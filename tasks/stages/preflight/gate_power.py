@@ -107,7 +107,7 @@ def measure_power(
     flips = recipe.release.gate.flips
     given = differing, confidence, flips.max_share if flips else None
     chance_of = clusters.promotion_chance if clusters else promotion_chance
-    enough = rows >= recipe.release.gate.min_rows
+    enough = (rows / clusters.size if clusters else rows) >= recipe.release.gate.min_rows
     return {
         "detectable_gain": find_detectable_gain(rows, *given, chance_of=chance_of) if enough else None,
         "gains": [
@@ -126,8 +126,6 @@ def find_obstacles(recipe: Recipe, rows: int, comparison: int | None, groups: Gr
     any; so many rows are in as many groups of such sizes."""
     gate, split, confidence = recipe.release.gate, recipe.judged_split, confidence_of(recipe, comparison)
     numbered = f" (comparison {comparison:,} on these rows)" if comparison else ""
-    if rows < gate.min_rows:
-        yield f"{rows:,} rows of {split} promote no model: release.gate.min_rows is {gate.min_rows:,}."
     if groups is None:
         units, unit, what = rows, "rows", f"{rows:,} rows of {split}"
         # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
@@ -136,6 +134,9 @@ def find_obstacles(recipe: Recipe, rows: int, comparison: int | None, groups: Gr
         units, unit = round(len(groups.sizes) * rows / len(groups.numbers)), "groups"
         what = f"{rows:,} rows of {split} in {units:,} groups"
         least = groups_for_gain(groups, confidence)
+    if units < gate.min_rows:
+        counts = ", and counts groups" if groups else ""
+        yield f"{what} promote no model: release.gate.min_rows is {gate.min_rows:,}{counts}."
     if gate.margin >= 0 and units < least:
         confident = f"{100 * confidence:g}% confidence{numbered}"
         yield f"{what} promote no model at {confident}: it takes {least:,}{' groups' if groups else ''} at least."

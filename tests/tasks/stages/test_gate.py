@@ -195,6 +195,8 @@ def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_
         "at 95% confidence, on fewer rows than release.gate.min_rows, 20: add 8 more to test."
     )
     assert judge({"min_rows": 12}, few).decision == "promote"
+    in_groups = BETTER.model_copy(update={"rows": 120, "groups": 12})
+    assert judge({}, in_groups).reason.endswith("on fewer groups than release.gate.min_rows, 20: add 8 more to test.")
 
 
 def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that_reason() -> None:

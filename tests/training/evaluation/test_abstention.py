@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,13 @@ from training.evaluation.abstention import (
     least_probability,
     risk_coverage,
 )
+from training.evaluation.row_groups import Groups
 
 HOMES, MOST = 1_000, 65
 """Homes whose answered rows err too often: 50 of 1,000, and two standard deviations."""
 QUICK_HOMES, QUICK_MOST = 60, 6
-QUICK = ("same error at every probability", "ties", "any number of labels a row")
+QUICK = ("same error at every probability", "ties", "any number of labels a row", "groups of ten")
+IGNORED = "groups of ten, taken to be independent"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -31,8 +35,12 @@ def test_a_threshold_by_the_errors_of_validation_alone_is_wrong_in_every_second_
     assert found.naive_held < QUICK_HOMES / 2
 
 
+def test_the_bound_fails_if_rows_of_groups_are_taken_to_be_independent() -> None:
+    assert REGIMES[IGNORED].homes(QUICK_HOMES).held < 0.8 * QUICK_HOMES
+
+
 @pytest.mark.drill
-@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("name", [*REGIMES.keys() - {IGNORED}])
 def test_the_bound_holds_in_19_of_20_homes_of_every_regime(name: str) -> None:
     found = REGIMES[name].homes(HOMES)
     assert found.homes - found.held <= MOST
@@ -95,6 +103,26 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson() -> None:
     assert group.at_most <= MAX_ERROR
 
 
+def test_groups_of_one_row_have_the_thresholds_of_rows() -> None:
+    first, second = judged(2_000, hardest=0.9), judged(2_000, 1, hardest=0.9)
+    alone = [replace(one, groups=Groups(np.arange(2_000))) for one in (first, second)]
+    plain, grouped = (find_thresholds(*both, MAX_ERROR, CONFIDENCE) for both in ((first, second), alone))
+    assert len(plain) == 2 and plain[0].threshold is not None
+    for one, other in zip(plain, grouped, strict=True):
+        assert replace(one, at_most=None) == replace(other, at_most=None)
+        assert one.at_most == pytest.approx(other.at_most, abs=1e-8)
+
+
+def test_copies_of_rows_decide_no_more_than_the_rows() -> None:
+    few = fewest_rows(MAX_ERROR, 0.05)
+    right = Judged(np.full(few, 0.9), np.zeros(few, np.int64), np.ones(few, np.bool_), Groups(np.arange(few)))
+    (group,) = find_thresholds(right, right, MAX_ERROR, CONFIDENCE)
+    assert group.threshold is not None
+    copies = right.take(np.repeat(np.arange(few - 1), 10))
+    (group,) = find_thresholds(copies, copies, MAX_ERROR, CONFIDENCE)
+    assert group.threshold is None and group.rows == 10 * (few - 1)
+
+
 @pytest.mark.parametrize("known", [19, 30, 200])
 def test_a_set_has_the_true_label_as_often_as_asked_for(known: int) -> None:
     random, covered = np.random.default_rng(known), []
@@ -104,9 +132,19 @@ def test_a_set_has_the_true_label_as_often_as_asked_for(known: int) -> None:
     assert 0.94 < np.mean(covered) < 0.95 + 1 / known + 0.01
 
 
+@pytest.mark.parametrize("known", [19, 30, 200])
+def test_a_set_has_the_true_label_of_a_row_of_a_further_group_as_often(known: int) -> None:
+    random, covered, groups = np.random.default_rng(known), [], Groups(np.repeat(np.arange(known), 10))
+    for _ in range(4_000):
+        scores = random.beta(3, 1, known + 1)
+        covered.append(scores[-1] >= least_probability(np.repeat(scores[:-1], 10), 0.95, groups))
+    assert 0.94 < np.mean(covered) < 0.95 + 1 / known + 0.01
+
+
 def test_a_set_has_every_label_if_too_few_rows_are_known() -> None:
     assert least_probability(np.array([0.9] * 18), 0.95) == 0.0
     assert least_probability(np.array([0.9] * 19), 0.95) == 0.9
+    assert least_probability(np.array([0.9] * 180), 0.95, Groups(np.repeat(np.arange(18), 10))) == 0.0
 
 
 def test_risk_and_coverage_count_rows_of_the_same_probability_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.abstention.regimes import Population, many_labels_a_row, one_label
+from tests.arrow import write_arrow
 from tests.training import programs_here
 from tests.training.programs_here import warnings_of
 from tests.training.tiny import write_predictions
@@ -128,6 +130,29 @@ def test_a_bound_that_no_threshold_keeps_leaves_every_row_to_a_person_and_a_warn
     assert result["answered"]["share"] == 0 and result["answered"]["error"] is None
     assert all(record["review"] for record in calibration.to_records(task_types.load(ONE), stored(inputs[ONE])))
     assert "every row is for a person" in warnings_of(tmp_path)[0]
+
+
+def test_with_groups_fewer_rows_are_answered_and_sets_are_larger(
+    inputs: dict[str, dict[str, Path]], tmp_path: Path
+) -> None:
+    settings = {"abstain": {"max_error": 0.1, "confidence": 0.95}, "prediction_sets": 0.9}
+    plain, calibration = run(inputs[ONE], tmp_path / "plain", ONE, **settings)
+    data = shutil.copytree(inputs[ONE]["data"], tmp_path / "data")
+    for split, rows in ROWS.items():
+        table = stored(inputs[ONE], split)
+        given = calibration.probabilities(np.array(table["logits"].to_pylist()))
+        alike = np.argsort(np.argsort(given[np.arange(len(rows)), table["label"].to_numpy()])) // 10
+        write_arrow(data / f"{split}.groups.arrow", pa.table({"group": alike}))
+    found, _ = run(inputs[ONE] | {"data": data}, tmp_path / "groups", ONE, **settings)
+    assert 0 < found["answered"]["share"] < plain["answered"]["share"]
+    assert found["mean_set_size"] > plain["mean_set_size"]
+    assert found["calibration_error"] == plain["calibration_error"]
+    for split, rows in ROWS.items():
+        write_arrow(data / f"{split}.groups.arrow", pa.table({"group": np.arange(len(rows)) // 500}))
+    found, _ = run(inputs[ONE] | {"data": data}, tmp_path / "few", ONE, **settings)
+    assert found["answered"]["share"] == 0
+    assert "every row is for a person" in (warning := warnings_of(tmp_path / "few")[0])
+    assert "Bring more groups to test" in warning
 
 
 def test_predictions_without_logits_are_refused_by_the_field(

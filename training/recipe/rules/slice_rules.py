@@ -14,7 +14,8 @@ LABEL, LENGTH = "label", "length_bucket"
 BUILT_IN_SLICES = (LABEL, LENGTH)
 """The slices of every dataset; a column with one of these names cannot be a slice."""
 FEWEST_ROWS = 10
-"""A group with fewer rows has no confidence intervals, and the minimum of every group does not apply to it."""
+"""A group with fewer rows has no confidence intervals, and the minimum of every group does not apply to it. Rows count
+here also if data.split names groups: a minimum is compared with the figure itself."""
 MOST_GROUPS = 50
 """The largest groups of a slice that are shown. Minimums apply to all groups."""
 _LISTED_COLUMNS = 10  # that were not kept, with the reason
