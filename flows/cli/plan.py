@@ -29,7 +29,7 @@ from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import count_rows, expect_comparison, find_obstacles, groups_of
-from tasks.stages.preflight.training_estimate import estimate_lines
+from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.connection import find_registry_problems
@@ -135,6 +135,12 @@ def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
     if cached < count and (seconds := _seconds_of_training(recipe, [], data)):
         text += f", and one takes about {seconds * (count - 1) / count:,.0f} s, by the last training here"
     yield text
+    pending = [row.key for row in planner.rows if without_number(row.name) == "fit_fold" and row.state in PENDING]
+    trained = next(row for row in planner.rows if row.name == "fit")
+    if pending and trained.key is not None:
+        job = job_of(fit, *planner.arguments["fit"])
+        at_once = recipe.evaluation.parallel_folds if engine_for(recipe).runs_here else 1
+        yield from estimate_folds(pending, fit.flatten_inputs(job)[0], job, at_once)
 
 
 def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:

@@ -138,6 +138,32 @@ def test_training_is_estimated_again_after_an_edit_of_the_users_code_or_where_me
     assert "fit" in plan(capsys, project, "--set", "training.loss=my_losses_to_come:hinge") and len(ran) == 4
 
 
+def test_folds_need_the_disk_of_all_and_the_memory_of_those_at_once(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = NEEDS | {"memory_mb": 4_000, "disk_mb": 1_000, "parameters": 50_000_000}
+    monkeypatch.setattr(training_estimate, "run_job", lambda *given, **named: Outcome(state="finished", result=needs))
+    monkeypatch.setattr(training_estimate, "visible_gpus", list)
+    monkeypatch.setattr(training_estimate, "memory_left", lambda processes: 9_000_000_000 // processes)
+    recipe = ["plan", str(project), "--set", "evaluation.folds=5", "--set", "training.learning_rate=2e-3"]
+    recipe += ["--set", "training.optim=adafactor"]  # its estimate is not stored
+    assert main(recipe) == 0
+    printed = capsys.readouterr().out
+    assert "\n  folds: 5 trainings need 1.8 GB of disk\n" in printed and "parallel_folds" not in printed
+    assert main([*recipe, "--set", "evaluation.parallel_folds=4"]) == 0
+    printed = capsys.readouterr().out
+    assert "\n  folds: 5 trainings need 4.2 GB of disk, and 4 at once about 16.0 GB of memory\n" in printed
+    assert (
+        "\n  folds: evaluation.parallel_folds: 4 at once need about 16.0 GB of memory, and 9.0 GB are free: "
+        "set it to 2.\n"
+    ) in printed
+    free = shutil.disk_usage("/")._replace(free=10**9)
+    monkeypatch.setattr(training_estimate.shutil, "disk_usage", lambda folder: free)
+    assert main(recipe) == 0
+    shown = "\n  folds: evaluation.folds: 5 trainings need 1.8 GB of disk, and 1.0 GB are free: free some space, set "
+    assert shown in capsys.readouterr().out
+
+
 def test_a_length_leaves_data_and_model_cached(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(project), "--set", "tokens.max_length=16"]) == 0
     printed = capsys.readouterr().out
