@@ -270,18 +270,23 @@ def spell_label(label: Any) -> str:
 
 
 def read_lines(file: str) -> list[tuple[int, dict[str, str]]]:
-    """Returns the lines of a file as a spreadsheet saves it, each with its number and its cells by COLUMNS: with
-    commas, semicolons or tabs, in any order of columns, with a byte order mark or without. The header is line 1. Raises
-    UserError if the file cannot be read, or lacks a column."""
+    """Returns the lines of a file, as `parse_lines`. Raises UserError if it cannot be read, or lacks a column."""
     try:
         with as_user_error(file):
             content = b"".join(read_pieces(file)) if is_url(file) else read_local(file)
     except UserError as error:
         raise UserError(one.model_copy(update={"where": FIELD}) for one in error.problems) from error
+    return parse_lines(content, display_name(file))
+
+
+def parse_lines(content: bytes, name: str) -> list[tuple[int, dict[str, str]]]:
+    """Returns the lines of a file as a spreadsheet saves it, each with its number and its cells by COLUMNS: with
+    commas, semicolons or tabs, in any order of columns, with a byte order mark or without. The header is line 1. Raises
+    UserError if the file, which messages call `name`, lacks a column."""
     names, lines = _read_table(_decode(content))
-    if missing := [name for name in NEEDED if name not in names]:
+    if missing := [one for one in NEEDED if one not in names]:
         there = ", ".join(map(on_one_line, filter(None, names))) or "none"
-        message = f"{display_name(file)} has no column {' and no column '.join(map(repr, missing))}; it has {there}: "
+        message = f"{name} has no column {' and no column '.join(map(repr, missing))}; it has {there}: "
         message += f"give a file that `finetune labels` wrote, with the columns {', '.join(COLUMNS)}."
         raise UserError.of("data", FIELD, message)
     places = {name: names.index(name) for name in COLUMNS if name in names}

@@ -172,33 +172,35 @@ def _find_threshold(
 ) -> LabelThreshold:
     """The threshold of one part, at this error level."""
     threshold, answered = None, deciding.take(np.zeros(len(deciding), np.bool_))
+    # Groups that err may be larger than those that are answered, so all of the part tell the size of the worst case.
+    worst = deciding.groups.usual_size if deciding.groups and len(deciding) else None
     for candidate in _candidates(proposing, max_error):
         rows = deciding.take(deciding.probability >= candidate)
-        if not len(rows) or _chance_of_so_few_errors(rows, max_error) > level:
+        if not len(rows) or _chance_of_so_few_errors(rows, max_error, worst) > level:
             break
         threshold, answered = candidate, rows
-    at_most = _highest_share(answered, level) if threshold is not None else None
+    at_most = _highest_share(answered, level, worst) if threshold is not None else None
     errors = int((~answered.right).sum())
     return LabelThreshold(label, threshold, len(answered), errors, len(deciding), at_most)
 
 
-def _chance_of_so_few_errors(rows: Judged, share: float) -> float:
+def _chance_of_so_few_errors(rows: Judged, share: float, worst: float | None) -> float:
     """The chance of as few errors, or fewer, if this share of all such rows is wrong."""
     from scipy.stats import binom
 
     if rows.groups is None:
         return float(binom.cdf((~rows.right).sum(), len(rows), share))
-    return chance_of_so_few(~rows.right, rows.groups, share)
+    return chance_of_so_few(~rows.right, rows.groups, share, worst)
 
 
-def _highest_share(rows: Judged, level: float) -> float:
+def _highest_share(rows: Judged, level: float, worst: float | None) -> float:
     """The upper bound of the share of errors."""
     from scipy.stats import beta
 
     if rows.groups is None:
         errors = int((~rows.right).sum())
         return float(beta.isf(level, errors + 1, len(rows) - errors))
-    return highest_share_by_groups(~rows.right, rows.groups, 1 - level)
+    return highest_share_by_groups(~rows.right, rows.groups, 1 - level, worst)
 
 
 def _candidates(proposing: Judged, max_error: float) -> list[float]:

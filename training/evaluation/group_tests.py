@@ -79,16 +79,19 @@ def gain_by_groups(gains: npt.ArrayLike, groups: Groups, margin: float, confiden
     return Significance(gain, at_least if better else min(at_least, margin), found, better)
 
 
-def highest_share_by_groups(rows: npt.ArrayLike, groups: Groups, confidence: float) -> float:
-    """Upper end of the one-sided interval of the share of rows of which (N,) are seen."""
+def highest_share_by_groups(
+    rows: npt.ArrayLike, groups: Groups, confidence: float, worst: float | None = None
+) -> float:
+    """Upper end of the one-sided interval of the share of rows of which (N,) are seen. `worst` is the size of the worst
+    case; None: the usual size of the groups."""
     seen = float(np.asarray(rows, np.float64).mean())
-    return -_find_crossing(lambda share: chance_of_so_few(rows, groups, -share) <= 1 - confidence, -1.0, -seen)
+    return -_find_crossing(lambda share: chance_of_so_few(rows, groups, -share, worst) <= 1 - confidence, -1.0, -seen)
 
 
-def chance_of_so_few(rows: npt.ArrayLike, groups: Groups, share: float) -> float:
+def chance_of_so_few(rows: npt.ArrayLike, groups: Groups, share: float, worst: float | None = None) -> float:
     """The p-value of the claim that at least this share of all rows is seen, given (N,) those that are."""
-    seen, sizes = groups.sums(rows), groups.sizes
-    return chance_of_positive([*(seen - share * sizes), (1 - share) * groups.usual_size])
+    seen, sizes, worst = groups.sums(rows), groups.sizes, groups.usual_size if worst is None else worst
+    return chance_of_positive([*(seen - share * sizes), (1 - share) * worst])
 
 
 def groups_for_gain(groups: Groups, confidence: float, margin: float = 0.0) -> int:
