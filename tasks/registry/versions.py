@@ -54,6 +54,8 @@ DRIFT_TAG = "finetune.drift"
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 
+LONGEST_TAG = 100_000
+"""Characters that MLflow allows in a tag of a version."""
 MOVE_TAG = "finetune.move."
 MOVE = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 """The tag of a registered model with a move of the champion's alias: see tasks/registry/promotions.py."""

@@ -28,6 +28,7 @@ from tasks.registry.versions import (
     DATA_FILES_TAG,
     DATA_TAG,
     GIT_COMMIT_TAG,
+    LONGEST_TAG,
     METRICS_TAG,
     PRECISION_TAG,
     READING_TAG,
@@ -66,8 +67,8 @@ LOGGED_EXAMPLES = 2
 # A registered model predicts in full precision and in other batches, so its predictions may differ by rounding.
 TOLERANCE = 1e-3
 MIXED_TOLERANCE = 3e-2
-# MLflow allows 5000 characters in a description, and 100,000 in a tag of a version.
-LONGEST_DESCRIPTION, LONGEST_TAG = 5000, 100_000
+LONGEST_DESCRIPTION = 5000
+"""Characters that MLflow allows in a description."""
 
 
 def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | None) -> Inputs:

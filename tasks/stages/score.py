@@ -13,15 +13,17 @@ import pyarrow.compute as pc
 
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
+from tasks.registry.versions import LONGEST_TAG
 from tasks.reports.row_reports import read_report
 from training import task_types
 from training.data.ipc_files import groups_file, ipc_reader
 from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
+from training.evaluation.stored_calibration import most_characters
 from training.problems import Problem, UserError
 from training.programs.score import ScoreSettings
 from training.recipe import Recipe
-from training.recipe.rules.release_rules import absent_splits, undefined_metrics, unfitting_metrics
+from training.recipe.rules.release_rules import CALIBRATING, absent_splits, undefined_metrics, unfitting_metrics
 from training.recipe.rules.slice_rules import (
     BUILT_IN_SLICES,
     FEWEST_ROWS,
@@ -91,6 +93,13 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         if folds > found:
             message = f"{folds} is more than the {found:,} {unit} of train: choose fewer folds, or leave it out."
             yield Problem(kind="data", where="evaluation.folds", message=message)
+    if recipe.release.calibrates and recipe.release.registry is not None and labels:
+        has_many = specification_class(recipe.task).prediction_type != ONE_LABEL
+        if (most := most_characters(labels, has_many=has_many)) > LONGEST_TAG:
+            fields = [name for name in CALIBRATING if getattr(recipe.release, name) not in (None, False)]
+            message = f"the calibration of {len(labels):,} labels has up to {most:,} characters, and MLflow stores "
+            message += f"{LONGEST_TAG:,} with a version: leave it out."
+            yield from (Problem(kind="release", where=f"release.{name}", message=message) for name in fields)
     for where, message in unfitting_metrics(recipe.evaluation.metrics, labels):
         yield Problem(kind="metrics", where=where, message=message)
     for where, message in unfitting_weights(recipe.training.class_weights, labels):

@@ -241,6 +241,14 @@ class CalibrateResult(Result):
     """Labels in a prediction set."""
 
 
+def most_characters(labels: Sequence[str], *, has_many: bool) -> int:
+    """The most characters of a calibration of these labels, without thresholds: with `has_many`, each label may have a
+    scale and an offset of its own."""
+    widest = [-1.23456789e-05] * (len(labels) if has_many else 1)
+    function: Literal["sigmoid", "softmax"] = "sigmoid" if has_many else "softmax"
+    return len(Calibration(function=function, labels=list(labels), scale=widest, offset=widest).text())
+
+
 def read_logits(predictions: pa.Table, labels: int) -> Floats:
     """(N, L) the column `logits` of predictions."""
     flat = predictions["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)

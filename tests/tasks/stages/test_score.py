@@ -67,6 +67,26 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("task", "fitting"), [("sequence-classification", 3_000), ("multi-label-classification", 1_200)]
+)
+def test_a_calibration_that_a_version_cannot_carry_is_refused_before_training(
+    rows: Path, task: str, fitting: int
+) -> None:
+    values = recipe().model_dump(exclude_unset=True) | {"task": task}
+    values["release"] = {"registry": "m", "calibrate": True}
+    for count, refused in ((fitting, False), (3 * fitting, True)):
+        (rows / "labels.json").write_text(json.dumps([f"department of label {number}" for number in range(count)]))
+        if not refused:
+            require_fitting(parse(values), rows)
+            continue
+        found = problems_of(parse(values), rows)
+        assert found.keys() == {"release.calibrate"}
+        assert f"the calibration of {count:,} labels has up to " in found["release.calibrate"]
+        assert "and MLflow stores 100,000 with a version: leave it out." in found["release.calibrate"]
+        require_fitting(parse(values, {"release.registry": None}), rows)
+
+
 def problems_of(recipe: Recipe, rows: Path) -> dict[str, str]:
     return {problem.where: problem.message for problem in raised_problems(require_fitting, recipe, rows)}
 
