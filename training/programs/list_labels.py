@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from training.data.duplicates import Hashes, hash_rows
 from training.data.ipc_files import ipc_reader
 from training.evaluation.label_errors import Suspects, find_outliers, find_suspects, find_wrong_tags, two_outcomes
 from training.evaluation.predictions import Floats, ManyLabels, Numbers, OneLabel, Predictions, Rows
-from training.evaluation.scores import SuspectLabels, SuspectRow
+from training.evaluation.scores import ErrorShare, SuspectLabels, SuspectRow
 from training.evaluation.tagged_words import Tagged
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
@@ -67,57 +67,71 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
     decided = np.isin(hashes, np.array([int(name[1:], 16) for name in settings.decided], np.uint64))
     rows = np.flatnonzero(~decided)  # (N,) the stored row of each row that is looked at
     predicted, hashes, labels = predicted.take(rows), hashes[rows], [labels[row] for row in rows.tolist()]
-    is_first = _first_of_equal(hashes, labels)
-    suspects: tuple[Suspects, Rows, Rows] | None = None
-    chances: list[float | None]
-    if isinstance(predicted, Numbers):
-        outliers = find_outliers(predicted.references, predicted.predictions)
-        found = outliers[is_first[outliers]]
-        suggestions, chances = [_spell_prediction(predicted, row) for row in found.tolist()], [None] * len(found)
-    else:
-        suspects = _find_suspects(predicted, is_first)
-        found, suggestions, chances = _by_row(predicted, *suspects)
-    others = _read_other(job, settings.columns)
-    known = {*hashes[found].tolist()}
+    is_first, others = _first_of_equal(hashes, labels), _read_other(job, settings.columns)
+    suspects, conflicts = _list_suspects(predicted, is_first), _find_conflicts(hashes, labels)
+    known = {*hashes[suspects.rows].tolist()}
     differing = [
         row
         for row, value in enumerate(hashes.tolist())
         if is_first[row] and value not in known and others.get(value, labels[row]) != labels[row]
     ]
     known |= {*hashes[differing].tolist()}
-    conflicts = _find_conflicts(hashes, labels)
     conflicting = [row for row in conflicts if int(hashes[row]) not in known]
-    suggestions += [others[int(hashes[row])] for row in differing]
+    shown = np.concatenate([suspects.rows, np.array([*differing, *conflicting], np.int64)])
+    suggestions = [*suspects.suggestions, *(others[int(hashes[row])] for row in differing)]
     suggestions += [_spell_prediction(predicted, row) for row in conflicting]
-    chances += [None] * (len(differing) + len(conflicting))
-    shown = np.concatenate([found, np.array([*differing, *conflicting], np.int64)])
-    inputs = read_inputs(data / f"{SPLIT}.arrow", rows[shown])
+    chances = [*suspects.chances, *[None] * (len(differing) + len(conflicting))]
+    texts = [_join_texts(one, settings.columns) for one in read_inputs(data / f"{SPLIT}.arrow", rows[shown])]
     described = [
-        SuspectRow(
-            row=name, text=_join_texts(of_row, settings.columns), label=labels[row], suggestion=new, chance=chance
-        )
-        for row, name, of_row, new, chance in zip(
-            shown.tolist(), row_names(hashes[shown]), inputs, suggestions, chances, strict=True
+        SuspectRow(row=name, text=text, label=labels[row], suggestion=suggestion, chance=chance)
+        for row, name, text, suggestion, chance in zip(
+            shown.tolist(), row_names(hashes[shown]), texts, suggestions, chances, strict=True
         )
     ]
     certain = _certain_rows(predicted)
     result = SuspectLabels(
         rows=len(rows),
         decided=int(decided.sum()),
-        suspects=len(found),
-        share=suspects[0].share(suspects[1]) if suspects else None,
-        noise=suspects[0].noise if suspects else None,
+        suspects=len(suspects.rows),
+        share=suspects.share,
+        noise=suspects.noise,
         conflicts=len(conflicts),
         differing=_count_differing(hashes, labels, others) if "other" in job.inputs else None,
         repeats=int((~is_first).sum()),
         known=None if certain is None else int((certain & is_first).sum()),
-        first=described[: min(MOST_SHOWN, len(found))],
+        first=described[: min(MOST_SHOWN, len(suspects.rows))],
     )
     output = job_dir / OUTPUT
     output.mkdir(parents=True, exist_ok=True)
     write_review(([one.row, one.text, one.label, one.suggestion, ""] for one in described), output / "review.csv")
     (output / "labels.json").write_text(result.model_dump_json(indent=1), encoding="utf-8")
     return result
+
+
+class _SuspectRows(NamedTuple):
+    """The rows whose label is probably wrong, each once, the surest first."""
+
+    rows: Rows  # (R,)
+    suggestions: list[str]
+    """As data.corrections spells labels."""
+    chances: list[float | None]
+    """That the label is wrong; None for numbers."""
+    share: ErrorShare | None
+    noise: float | None
+
+
+def _list_suspects(
+    predicted: OneLabel | ManyLabels | Tagged | Numbers, is_first: npt.NDArray[np.bool_]
+) -> _SuspectRows:
+    """Finds them among rows of which `is_first` is true."""
+    if isinstance(predicted, Numbers):
+        outliers = find_outliers(predicted.references, predicted.predictions)
+        rows = outliers[is_first[outliers]]
+        suggestions = [_spell_prediction(predicted, row) for row in rows.tolist()]
+        return _SuspectRows(rows, suggestions, [None] * len(rows), None, None)
+    suspects, of_suspects, places = _find_suspects(predicted, is_first)
+    found = _by_row(predicted, suspects, of_suspects, places)
+    return _SuspectRows(*found, suspects.share(of_suspects), suspects.noise)
 
 
 def _read_rows(file: Path, inputs: Sequence[str], names: Sequence[str]) -> tuple[Hashes, list[str]]:
