@@ -172,8 +172,7 @@ def _find_threshold(
 ) -> LabelThreshold:
     """The threshold of one part, at this error level."""
     threshold, answered = None, deciding.take(np.zeros(len(deciding), np.bool_))
-    # Groups that err may be larger than those that are answered, so all of the part tell the size of the worst case.
-    worst = deciding.groups.usual_size if deciding.groups and len(deciding) else None
+    worst = _worst_size(deciding)
     for candidate in _candidates(proposing, max_error):
         rows = deciding.take(deciding.probability >= candidate)
         if not len(rows) or _chance_of_so_few_errors(rows, max_error, worst) > level:
@@ -182,6 +181,15 @@ def _find_threshold(
     at_most = _highest_share(answered, level, worst) if threshold is not None else None
     errors = int((~answered.right).sum())
     return LabelThreshold(label, threshold, len(answered), errors, len(deciding), at_most)
+
+
+def _worst_size(rows: Judged) -> float | None:
+    """The size of the worst case: the usual size of a part's groups, answered or not, or of those with an error if they
+    are larger. None without groups."""
+    if rows.groups is None or not len(rows):
+        return None
+    with_error = (rows.groups.sums(~rows.right) > 0)[rows.groups.numbers]
+    return max(one.usual_size for one in (rows.groups, rows.groups.take(with_error)) if len(one.sizes))
 
 
 def _chance_of_so_few_errors(rows: Judged, share: float, worst: float | None) -> float:
