@@ -4,7 +4,8 @@ takes the place of a row of significance.py. N rows, G groups.
 mean bound   For accuracy and flips: Gaffke's bound of a mean (2005; Learned-Miller and Thomas, 2019). The G sums of the
              groups, and one more group as the worst case, get random weights, which are independent and exponential;
              the bound is a quantile of the weighted mean. Of groups of one row each, it is McNemar's exact test and
-             Clopper and Pearson's exact interval. For groups no proof is known, nor a case in which it fails.
+             Clopper and Pearson's exact interval. For groups of several rows no proof is known. It fails if the groups
+             that are lost are rare and much larger than those that are seen.
 paired       Other figures: significance.py exchanges and draws whole groups, and repeats the worst row as often as the
              worst case has rows.
 
