@@ -12,6 +12,7 @@ In this order:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
@@ -31,6 +32,8 @@ BODY_BYTES = 64 * 2**20
 """The longest body, except of streams, which are not kept in memory."""
 WEBSOCKET_BYTES = 2 * 2**20
 """The longest message of a WebSocket: some come before their sender's password. Prefect's longest event has 1.5 MB."""
+WEBSOCKET_S = 30.0
+"""A WebSocket whose first message, which has the password, does not come within this time is closed."""
 
 
 class Guard:
@@ -86,7 +89,7 @@ class Guard:
         if status is not None:
             return await self._respond(scope, status, send)
         if scope["type"] == "websocket":
-            return await self._app(scope, receive, send)
+            return await self._app(scope, _with_prompt_password(receive, send), send)
         if not logged_in:
             return await self._app(scope, _without_body(receive), send)
         if self._is_stream(scope["path"]):
@@ -195,6 +198,24 @@ def _without_body(receive: Receive) -> Receive:
         return message
 
     return receive_nothing
+
+
+def _with_prompt_password(receive: Receive, send: Send) -> Receive:
+    """Receives the messages of a WebSocket, and its end if the first one is late."""
+    has_first = False
+
+    async def receive_in_time() -> Message:
+        nonlocal has_first
+        try:
+            async with asyncio.timeout(None if has_first else WEBSOCKET_S):
+                message = await receive()
+        except TimeoutError:
+            await send({"type": "websocket.close", "code": 1008})
+            return {"type": "websocket.disconnect", "code": 1008}
+        has_first = message["type"] == "websocket.receive"
+        return message
+
+    return receive_in_time
 
 
 def serve(app: App, listening: socket.socket, **settings: Any) -> bool:
