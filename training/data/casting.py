@@ -196,7 +196,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         places = pc.indices_nonzero(pc.greater(pc.abs(cast), LARGEST_NUMBER)).to_pylist()
         beyond = {place: ("type", description, f": {_format_value(column[place])}") for place in places}
     if wanted.form_of(name) == "boolean" and not pa.types.is_boolean(values.type):  # Arrow takes any number for true
-        spelt = pc.utf8_lower(values.cast(pa.float64()).cast(pa.string()) if _is_number(values) else values)
+        spelt = pc.utf8_lower(values.cast(pa.float64(), safe=False).cast(pa.string()) if _is_number(values) else values)
         known = pc.is_in(spelt, value_set=pa.array([*BOOLEANS]))
         invalid = sorted({*invalid, *pc.indices_nonzero(pc.and_(values.is_valid(), pc.invert(known))).to_pylist()})
     description = f"holds no {wanted.cast_in_words(name)} in column {name!r}"

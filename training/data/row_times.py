@@ -133,7 +133,7 @@ def _as_numbers(values: pa.Array, kind: Kind) -> tuple[Mask, Times]:
     except pa.ArrowException:  # a day that does not exist
         converted = pa.array([_cast_one(value, to) for value in values], to)
     if kind != "number":
-        converted = converted.cast(pa.int64()).cast(pa.float64())
+        converted = converted.cast(pa.int64()).cast(pa.float64(), safe=False)  # beyond the year 2255 to 2 µs
     numbers = converted.to_numpy(zero_copy_only=False).astype(np.float64)
     mask = np.isfinite(numbers) & converted.is_valid().to_numpy(zero_copy_only=False)
     return mask, numbers[mask]

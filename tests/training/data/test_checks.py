@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.arrow import read_arrow
@@ -98,6 +99,14 @@ def test_judgements_of_equal_answers_in_opposite_ways_are_reported_with_both_row
         ("conflicting_labels", f"{split}.jsonl row 4") for split in files
     ]
     assert "1 judgement has its opposite in another row of train (this one repeats row 1 the" in problems[0]["message"]
+
+
+def test_a_rating_that_is_a_large_number_is_a_problem_of_its_row(tmp_path: Path) -> None:
+    columns = {"prompt": ["p", "q", "r"], "completion": ["x", "y", "z"], "label": [1, 0, 2**60 + 1]}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    data = Data(source="parquet", path="-", columns={"prompt": "prompt", "completion": "completion"}, label="label")
+    with pytest.raises(UserError, match=r"row 3: holds no .* in column 'label': 1152921504606846977"):
+        load(data, Kto(), {"train": [str(tmp_path / "train.parquet")]}, tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", [Preference(), Kto()])

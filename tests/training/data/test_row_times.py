@@ -85,6 +85,12 @@ def test_rows_of_equal_time_are_in_one_split(tmp_path: Path) -> None:
     assert found == {"train": [*range(28)], "validation": [*range(28, 32)], "test": [*range(32, 40)]}
 
 
+def test_the_first_and_the_last_day_of_calendars_are_times(tmp_path: Path) -> None:
+    days = ["0001-01-01", *(day(number) for number in range(18)), "9999-12-31"]
+    found = split(tmp_path / "in", by_time(validation_size=1, test_size=1), rows_of_days(days))
+    assert found == {"train": [*range(18)], "validation": [18], "test": [19]}
+
+
 def test_splits_begin_at_the_times_that_the_recipe_names(tmp_path: Path) -> None:
     rows = rows_of_days([day(n) for n in range(100)])
     found = split(tmp_path / "in", by_time({"validation_from": day(60), "test_from": date(2026, 3, 22)}), rows)
