@@ -264,7 +264,7 @@ def tabulate_exports(exports: Mapping[str, ComparedExport]) -> list[dict[str, st
 def describe_refused(name: str, export: ComparedExport) -> str:
     """The reason why an export is not released, and the next step."""
     found = export.comparison
-    rows = f"{found.rows:,} rows of {found.split}"
+    rows = f"{found.rows:,} {found.unit} of {found.split}"
     values = f"{found.metric} {format_value(found.value)} against {format_value(found.champion_value)} of the model"
     if found.gain < found.margin:
         reason = f"it is worse by more than {-found.margin:g}"

@@ -177,7 +177,7 @@ def _decide(
     if comparison is None:
         return "promote", "it reaches every minimum, and there is no other champion to compare it with."
     described = _describe_comparison(comparison)
-    units, unit = (comparison.rows, "rows") if comparison.groups is None else (comparison.groups, "groups")
+    units, unit = (comparison.rows, comparison.unit) if comparison.groups is None else (comparison.groups, "groups")
     if units < min_rows:
         more, few = min_rows - units, f"fewer {unit} than release.gate.min_rows, {min_rows:,}"
         return "keep", f"{described}, on {few}: add {more:,} more to {comparison.split}."
@@ -235,14 +235,14 @@ def _distance_to_floor(check: Check) -> float:
 def _describe_comparison(comparison: Comparison) -> str:
     return (
         f"{comparison.metric} {comparison.value:.4f} against {comparison.champion_value:.4f} of {comparison.champion} "
-        f"on the same {_describe_rows(comparison)}: {comparison.gained:,} rows better, "
+        f"on the same {_describe_rows(comparison)}: {comparison.gained:,} {comparison.unit} better, "
         f"{comparison.lost:,} worse; {_describe_significance(comparison)}"
     )
 
 
 def _describe_rows(comparison: Comparison) -> str:
     in_groups = "" if comparison.groups is None else f" in {comparison.groups:,} groups"
-    return f"{comparison.rows:,} rows of {comparison.split}{in_groups}"
+    return f"{comparison.rows:,} {comparison.unit} of {comparison.split}{in_groups}"
 
 
 def _describe_flips(flips: NegativeFlips, comparison: Comparison) -> str:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,14 @@ class Predictions(ABC):
     @abstractmethod
     def take(self, rows: Rows) -> Self:
         """These rows, in this order; a row may occur several times."""
+
+    entries_name: ClassVar[Literal["rows", "queries"]] = "rows"
+    """What the N entries are."""
+
+    def rows_of(self, entries: Rows) -> Rows:
+        """The rows of the split that these of the N entries are of. By default entry n is row n; an entry of several
+        rows, such as a query, is of the first."""
+        return entries
 
     @abstractmethod
     def feature_values(self, metric: str, feature: str, dtype: str, listed: bool) -> npt.NDArray[Any] | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from training.data.ipc_files import groups_file
+
+if TYPE_CHECKING:
+    from training.evaluation.predictions import Predictions
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,9 +28,10 @@ class Groups:
     numbers: Rows  # (N,) from 0 to G - 1
 
     @classmethod
-    def read(cls, data: Path, split: str) -> Groups | None:
-        """The groups of a split, from the folder of load_data; None if its rows have none."""
-        hashes = read_hashes(data, split)
+    def read(cls, data: Path, split: str, predicted: Predictions | None = None) -> Groups | None:
+        """The groups of a split's rows, or of the entries of its predictions, from the folder of load_data; None if its
+        rows have none."""
+        hashes = read_hashes(data, split, predicted)
         return None if hashes is None else cls.of(hashes)
 
     @classmethod
@@ -62,11 +67,13 @@ class Groups:
         return float(np.square(self.sums(centred)).sum() / of_rows) if of_rows else None
 
 
-def read_hashes(data: Path, split: str) -> Hashes | None:
-    """(N,) the hash of each row's group, from the folder of load_data; None if the rows of the split have none."""
+def read_hashes(data: Path, split: str, predicted: Predictions | None = None) -> Hashes | None:
+    """(N,) the hash of the group of each row, or of each entry of its predictions, from the folder of load_data; None if
+    the rows of the split have none."""
     import pyarrow as pa
 
     file = data / groups_file(split)
     if not file.is_file():
         return None
-    return np.asarray(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy())
+    hashes = np.asarray(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy())
+    return hashes if predicted is None else hashes[predicted.rows_of(np.arange(len(predicted)))]

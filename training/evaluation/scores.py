@@ -167,6 +167,8 @@ class Comparison(Result):
     metric: str
     split: str
     rows: int
+    unit: Literal["rows", "queries"] = "rows"
+    """What `rows` counts: a query may have several rows of the data."""
     groups: int | None = None
     """The number of groups of the rows; None if each row is one of its own."""
     design_effect: float | None = None

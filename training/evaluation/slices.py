@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from training.evaluation.predictions import Predictions
 
 Rows = npt.NDArray[np.int64]
 NO_VALUE = "none"
@@ -44,6 +48,16 @@ def of_column(file: Path, name: str) -> dict[str, Rows]:
     encoded = column.fill_null(NO_VALUE).combine_chunks().dictionary_encode()
     found = _grouped(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
     return dict(sorted(found.items(), key=lambda group: (-len(group[1]), group[0])))
+
+
+def of_entries(groups: Mapping[str, Rows], predicted: Predictions) -> dict[str, Rows]:
+    """The groups of rows as groups of the entries of predictions, without those that have none."""
+    rows = predicted.rows_of(np.arange(len(predicted)))
+    by_row = np.full(max((int(group.max()) + 1 for group in groups.values()), default=0), -1)
+    for number, group in enumerate(groups.values()):
+        by_row[group] = number
+    found = _grouped(by_row[rows], [*groups]) if groups else {}
+    return {name: found[name] for name in groups if name in found}
 
 
 def largest(groups: Mapping[str, Rows], most: int, named: Iterable[str]) -> dict[str, Rows]:

@@ -108,7 +108,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     def report(done: int, total: int) -> None:
         events.progress(phase="compare", split=split, done=done, total=total)
 
-    output, rows, groups = job_dir / OUTPUT, data / f"{split}.arrow", Groups.read(data, split)
+    output, rows, groups = job_dir / OUTPUT, data / f"{split}.arrow", Groups.read(data, split, new)
     (output / "log").mkdir(parents=True, exist_ok=True)
     judged = compare_answers(table, champion_table, settings, rows, output / "log", report, groups)
     if settings.figure == WIN_RATE:
@@ -247,6 +247,7 @@ def compare_models(
         metric=tested.metric,
         split=settings.split,
         rows=len(new),
+        unit=new.entries_name,
         groups=len(groups.sizes) if groups else None,
         design_effect=tested.design_effect,
         value=tested.value,
@@ -442,18 +443,19 @@ def sample_disagreements(new: Predictions, old: Predictions, metric: str, data: 
     lost = order[worse[order]][:SHOWN_ROWS]
     gained = order[::-1][better[order[::-1]]][:SHOWN_ROWS]
     chosen: npt.NDArray[np.int64] = np.concatenate([lost, gained])
+    rows = new.rows_of(chosen)
     return [
         {
-            "change": "gained" if better[row] else "lost",
-            "row": int(row),
+            "change": "gained" if better[entry] else "lost",
+            "row": row,
             **inputs,
-            "label": new.describe_row(row, inputs)["label"],
-            "prediction": new.describe_row(row, inputs)["prediction"],
-            "champion": old.describe_row(row, inputs)["prediction"],
-            new.row_score_name: round(float(new.row_scores[row]), 4),
-            f"champion_{new.row_score_name}": round(float(old.row_scores[row]), 4),
+            "label": new.describe_row(entry, inputs)["label"],
+            "prediction": new.describe_row(entry, inputs)["prediction"],
+            "champion": old.describe_row(entry, inputs)["prediction"],
+            new.row_score_name: round(float(new.row_scores[entry]), 4),
+            f"champion_{new.row_score_name}": round(float(old.row_scores[entry]), 4),
         }
-        for row, inputs in zip(chosen.tolist(), read_inputs(data, chosen), strict=True)
+        for entry, row, inputs in zip(chosen.tolist(), rows.tolist(), read_inputs(data, rows), strict=True)
     ]
 
 

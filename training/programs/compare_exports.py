@@ -77,7 +77,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         return predict(task_type, model, some, collate, settings.batch_size, precision, report)
 
     found: dict[str, ComparedExport] = {}
-    groups = Groups.read(Path(job.inputs["data"]), split)
+    groups = Groups.read(Path(job.inputs["data"]), split, old)
     for number, name in enumerate(settings.exports):
         model = onnx_files.OnnxModel(exports / EXPORTS[name], network.config)
         report = progress_of_rows(events, split, number * len(rows), len(settings.exports) * len(rows))

@@ -51,14 +51,14 @@ def main(job_dir: Path, job: Job, events: Events) -> list[VariantGain]:
     task_type, split = task_types.load(settings.task, settings.options), settings.split
     data = Path(job.inputs["data"])
     labels = json.loads((data / "labels.json").read_text())
-    groups, sign, rows = Groups.read(data, split), -1.0 if settings.less_is_better else 1.0, 0
+    groups, sign, rows = None, -1.0 if settings.less_is_better else 1.0, 0
     values, drawn = dict[str, Floats](), dict[str, Floats]()
     total = sum(map(len, settings.trials.values()))
     for name, trials in settings.trials.items():
         found = []
         for trial in trials:
             predicted = read_predictions(task_type, Path(job.inputs[trial], f"{split}.parquet"), labels)
-            rows = len(predicted)
+            rows, groups = len(predicted), Groups.read(data, split, predicted)
             figure = figures(settings.metrics, predicted)[settings.figure]
             numbers = groups.numbers if groups else None
             (of_draws,) = bootstrap.draw_figures([figure], rows, DRAWS, SEED, groups=numbers)

@@ -93,7 +93,8 @@ def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
     task_type, output = task_types.load(settings.task, settings.options), job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     data = Path(job.inputs["data"])
-    predicted, groups = _read(task_type, Path(job.inputs["predictions"]), SPLIT, data), Groups.read(data, SPLIT)
+    predicted = _read(task_type, Path(job.inputs["predictions"]), SPLIT, data)
+    groups = Groups.read(data, SPLIT, predicted)
 
     def report(done: int) -> None:
         events.progress(phase="evaluate", done=done, total=2 * DRAWS)
@@ -139,14 +140,15 @@ def _compare(
     data = Path(job.inputs["expected_data"])
     expected = _read(task_type, Path(job.inputs["expected"]), settings.split, data)
     files = (Path(job.inputs["data"], f"{SPLIT}.arrow"), data / f"{settings.split}.arrow")
-    contents = [_row_contents(file, settings.columns) for file in files]
+    samples = (predicted, expected)
+    contents = [_row_contents(file, settings.columns, of) for file, of in zip(files, samples, strict=True)]
     *places, shared = match_rows(*contents)
-    hashes = read_hashes(Path(job.inputs["data"]), SPLIT), read_hashes(data, settings.split)
+    hashes = read_hashes(Path(job.inputs["data"]), SPLIT, predicted), read_hashes(data, settings.split, expected)
     is_single = False
     if hashes[0] is not None and hashes[1] is not None:  # a row of both samples has the same group in both
         places = np.split(Groups.of(np.concatenate(hashes)).numbers, [len(hashes[0])])  # type: ignore[arg-type]
         is_single = any(len(np.unique(of_sample)) < 2 for of_sample in places)
-    both = [figures(settings.metrics, sample) for sample in (predicted, expected)]
+    both = [figures(settings.metrics, sample) for sample in samples]
     names = [name for name in both[0] if name in both[1]]
     pairs = ([both[0][name] for name in names], [both[1][name] for name in names])
     draws = draw_differences(pairs, (places[0], places[1]), DRAWS, SEED, report)
@@ -164,9 +166,10 @@ def _read(task_type: TaskType, predictions: Path, split: str, data: Path) -> Pre
     return read_predictions(task_type, predictions / f"{split}.parquet", labels)
 
 
-def _row_contents(file: Path, columns: Sequence[str]) -> list[str]:
-    """The model's inputs of each row, as one text."""
+def _row_contents(file: Path, columns: Sequence[str], predicted: Predictions) -> list[str]:
+    """The model's inputs of the row of each entry of the predictions, as one text."""
     table = pa.ipc.open_file(pa.memory_map(str(file))).read_all().select(list(columns))
+    table = table.take(predicted.rows_of(np.arange(len(predicted))))
     return [json.dumps(list(row.values()), ensure_ascii=False) for row in table.to_pylist()]
 
 
@@ -208,9 +211,9 @@ def _score_slice(
         groups = slices.of_label(predicted.references, predicted.labels) if is_one else {}  # type: ignore[attr-defined]
     elif name == LENGTH:
         tokens = pq.read_table(Path(job.inputs["predictions"], f"{SPLIT}.parquet"), columns=["tokens"])["tokens"]
-        groups = slices.of_length(tokens.to_numpy())
+        groups = slices.of_entries(slices.of_length(tokens.to_numpy()), predicted)
     else:
-        groups = slices.of_column(Path(job.inputs["data"], f"{SPLIT}.slices.arrow"), name)
+        groups = slices.of_entries(slices.of_column(Path(job.inputs["data"], f"{SPLIT}.slices.arrow"), name), predicted)
     if not groups:
         events.warning(f"the rows have no column {name!r}, so no groups of it.")
     shown = slices.largest(groups, settings.most_groups, ())

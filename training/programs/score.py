@@ -91,7 +91,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     samples: list[dict[str, Any]] = []
     for split in sorted(settings.splits):
         predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
-        groups = Groups.read(data, split)
+        groups = Groups.read(data, split, predicted)
         found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split), groups)
         for metric, constant in constants.items():
             for name, value in compute_values([metric], constant.predict(predicted, split)).items():
@@ -194,8 +194,8 @@ def _find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dic
         return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
     if name == LENGTH:
         rows = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"), columns=["tokens"])
-        return slices.of_length(rows["tokens"].to_numpy())
-    return slices.of_column(Path(job.inputs["data"], f"{split}.slices.arrow"), name)
+        return slices.of_entries(slices.of_length(rows["tokens"].to_numpy()), predicted)
+    return slices.of_entries(slices.of_column(Path(job.inputs["data"], f"{split}.slices.arrow"), name), predicted)
 
 
 def score_groups(
@@ -251,9 +251,10 @@ def score_group(
 def sample_worst_rows(split: str, predicted: Predictions, data: Path) -> list[dict[str, Any]]:
     """The SAMPLE_ROWS rows with the lowest row scores, lowest first."""
     worst = np.argsort(predicted.row_scores, kind="stable")[:SAMPLE_ROWS]
-    rows = zip(worst.tolist(), read_inputs(data, worst), strict=True)
+    rows = predicted.rows_of(worst)
     return [
-        {"split": split, "row": number, **inputs, **predicted.describe_row(number, inputs)} for number, inputs in rows
+        {"split": split, "row": row, **inputs, **predicted.describe_row(entry, inputs)}
+        for entry, row, inputs in zip(worst.tolist(), rows.tolist(), read_inputs(data, rows), strict=True)
     ]
 
 

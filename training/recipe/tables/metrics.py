@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
 NUMBERS, TEXTS, TOKENS, PAIRS, UNPAIRED = "numbers", "texts", "tokens", "pairs", "unpaired"
-CONVERSATIONS = "conversations"
+CONVERSATIONS, RANKINGS = "conversations", "rankings"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
 RIGHT_OR_WRONG = (ONE_LABEL, MANY_LABELS, TAGS, PAIRS, UNPAIRED)
@@ -42,7 +42,7 @@ class Metric:
     different ones; or the label with index 1, if there are two."""
     constant_value: float | None = None
     """The value for predictions that are all equal, if the formula is undefined for them."""
-    parameters: Mapping[str, str | None] = field(default_factory=dict)
+    parameters: Mapping[str, str | int | None] = field(default_factory=dict)
     """Attributes that its class is given, for a class of several metrics."""
 
 
@@ -61,10 +61,17 @@ def _bleu(tokenizer: str) -> Metric:
     return _metric("texts:Bleu", TEXTS, most=100, parameters={"tokenizer": tokenizer})
 
 
+def _rankings(name: str) -> dict[str, Metric]:
+    """A metric of the first documents of each query, for several numbers of documents; 10 is the usual one."""
+    return {f"{name.lower()}_at_{k}": _metric(f"rankings:{name}", RANKINGS, parameters={"k": k}) for k in FIRST_RANKS}
+
+
 _ERROR: dict[str, Any] = {"more_is_better": False, "most": None}
 _CORRELATION: dict[str, Any] = {"least": -1, "constant_value": 0.0, "needs": {ONE_LABEL: "two", NUMBERS: "two"}}
 _OF_SECOND: dict[str, Any] = {"needs": {ONE_LABEL: "second", TAGS: "two"}}  # of tags, one beside O
 _REWARD: dict[str, Any] = {"least": None, "most": None}
+
+FIRST_RANKS = (10, 1, 3, 5, 100)
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(
@@ -142,6 +149,10 @@ METRICS: dict[str, Metric] = {
     "kl": _metric("rewards:KlDivergence", UNPAIRED, **_ERROR),
     "generated_length": _metric("rewards:GeneratedLength", PAIRS, UNPAIRED, **_ERROR),
     "base_generated_length": _metric("rewards:BaseGeneratedLength", PAIRS, UNPAIRED, **_ERROR),
+    **_rankings("Ndcg"),
+    **_rankings("Mrr"),
+    **_rankings("Recall"),
+    **_rankings("Map"),
 }
 """A metric's name in the recipe, and its entry. The first metric that fits a task type is its default."""
 
