@@ -10,11 +10,11 @@ from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
-from training.evaluation.scores import Comparison, HeldRows, NegativeFlips, SplitScores
+from training.evaluation.scores import CONSTANT, Comparison, HeldRows, NegativeFlips, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
-from training.recipe.tables.metrics import METRICS, WIN_RATE, entries, more_is_better
+from training.recipe.tables.metrics import METRICS, entries, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
 MOST_LISTED = 10
@@ -186,7 +186,8 @@ def _decide(
     if comparison.better:
         return "promote", f"{described}."
     if comparison.baseline:
-        opponent = comparison.champion if comparison.metric == WIN_RATE else "one answer for every row"
+        is_constant = comparison.champion.startswith(CONSTANT)
+        opponent = "one answer for every row" if is_constant else comparison.champion
         rule = f"without a champion to be compared with, it must be better than {opponent}: "
         return "keep", f"{rule}{described}{_describe_unbeatable(comparison)}."
     return "keep", f"{described}."

@@ -1,4 +1,4 @@
-"""The baseline: the best constant prediction, which a first model must beat.
+"""The baseline: the best constant prediction, or another rival, which a first model must beat.
 
 The metric decides which constant is best: on rows of which 30 % are spam, "never spam" has the better accuracy and
 "always spam" the better F1. It is chosen on the training rows, never on the evaluated ones.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training.evaluation.constant_predictions import Baseline, Constant
+from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.metrics import compute, list_known
 from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import Figure, Predictions
@@ -21,24 +21,24 @@ ROUNDING = 1e-12
 """Largest difference of equal figures."""
 
 
-def choose_constant(baseline: Baseline, metric: str) -> Constant:
-    """The constant with the best value of this metric on the training rows; the first of equal ones, and for a metric
+def choose_rival(baseline: Baseline, metric: str) -> Rival:
+    """The rival with the best value of this metric on the training rows; the first of equal ones, and for a metric
     that is not the project's."""
     train = baseline.train
     if train is None or metric not in list_known(train):
-        return baseline.constants[0]
+        return baseline.rivals[0]
     counts = np.ones(len(train)) if baseline.counts is None else baseline.counts
     found = [
-        figures([metric], constant.predict(train, "train"))[metric](counts[None].astype(np.int32))[0]
-        for constant in baseline.constants
+        figures([metric], rival.predict(train, "train"))[metric](counts[None].astype(np.int32))[0]
+        for rival in baseline.rivals
     ]
     values = np.array(found) * (1 if more_is_better(metric) else -1)
     values = np.where(np.isfinite(values), values, -np.inf)
-    return baseline.constants[int(np.argmax(values >= values.max() - ROUNDING))]
+    return baseline.rivals[int(np.argmax(values >= values.max() - ROUNDING))]
 
 
 def compute_values(metrics: Sequence[str], predicted: Predictions) -> dict[str, float]:
-    """The figures of these metrics for a constant prediction, without those of a user's metric that fails on it."""
+    """The figures of these metrics for a rival's predictions, without those of a user's metric that fails on them."""
     found: dict[str, float] = {}
     for metric in metrics:
         with contextlib.suppress(Exception):  # a user's metric may raise anything

@@ -1,4 +1,5 @@
-"""Constant predictions: the same for every row, learned from the training rows. A task type's `baseline` returns them;
+"""Rivals of a first model, which need no training of a model: constant predictions, the same for every row and learned
+from the training rows, or another method such as BM25. A task type's `baseline` returns them;
 training/evaluation/baseline.py chooses the best by a metric.
 
 N rows.
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.evaluation.predictions import Numbers, Predictions
+from training.evaluation.scores import CONSTANT
 
 MOST_CONSTANTS = 20
 """The most frequent predictions, which are tried."""
@@ -26,22 +28,35 @@ NEARLY = 0.1
 
 
 @dataclass(frozen=True)
-class Constant:
-    """One prediction for every row."""
+class Rival:
+    """A method of prediction that a first model must beat."""
 
     name: str
-    """The prediction as text, for reports."""
+    """The method or its prediction, as a short text."""
     predict: Callable[[Any, str], Predictions]
-    """Takes the rows of a split and the split's name; returns the rows with this prediction."""
+    """Takes the rows of a split and the split's name; returns the rows with the rival's predictions."""
+
+    @property
+    def description(self) -> str:
+        """The rival in reports and messages, such as "BM25"."""
+        return self.name
+
+
+class Constant(Rival):
+    """One prediction for every row."""
+
+    @property
+    def description(self) -> str:
+        return f"{CONSTANT} {self.name}"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The constant predictions of a task type, at least one; the first is used if no metric can choose."""
+    """The rivals of a task type's models, at least one; the first is used if no metric can choose."""
 
-    constants: Sequence[Constant]
+    rivals: Sequence[Rival]
     train: Predictions | None = None
-    """Training rows, on which the best constant is chosen; their predictions are not read. None: no choice."""
+    """Training rows, on which the best rival is chosen; their predictions are not read. None: no choice."""
     counts: npt.NDArray[np.int64] | None = None
     """(N,) how often each row of `train` counts; None: once."""
 

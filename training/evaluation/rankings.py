@@ -1,7 +1,7 @@
 """Rankings: for each query, the ranks of its relevant documents among all documents, or among its candidates.
 
-Search is exact. Of documents with equal scores, relevant ones come last: a model that gives all documents the same score
-has the worst figures, not those of a random order, and a figure does not depend on the order of the documents. Scores
+Search is exact. Of documents with equal scores, relevant ones come last: a model that gives all documents the same
+score has the worst figures, not those of a random order, and no figure depends on the order of the documents. Scores
 count as equal if they differ by rounding alone (TIE). A score that is no number is below all others.
 
 Q queries, C documents, R relevant documents of all queries together, d dimensions of an embedding, N candidates.

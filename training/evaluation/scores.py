@@ -19,6 +19,10 @@ Number = Annotated[
 ]
 
 
+CONSTANT = "the constant answer"
+"""The beginning of the description of a constant prediction."""
+
+
 class Score(TypedDict):
     """The value of a metric on some rows, with its 95 % interval. Each number is null if it is undefined."""
 
@@ -26,7 +30,8 @@ class Score(TypedDict):
     low: NotRequired[float | None]
     high: NotRequired[float | None]
     baseline: NotRequired[float | None]
-    """The value of the best constant prediction; only of all rows of a split, if the task type has a baseline."""
+    """The value of the best rival, such as a constant prediction; only of all rows of a split, if the task type has a
+    baseline."""
 
 
 Scores = dict[str, Score]
@@ -161,9 +166,9 @@ class Comparison(Result):
     """A model compared with the champion, or without one with the baseline, on the same rows."""
 
     champion: str
-    """`name/version`, or a description of the constant answer."""
+    """`name/version`, or a description of the baseline, such as a constant answer."""
     baseline: bool = False
-    """Whether the comparison is with the best constant answer."""
+    """Whether the comparison is with the baseline."""
     metric: str
     split: str
     rows: int

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.constant_predictions import Baseline, Constant, shorten
+from training.evaluation.constant_predictions import Baseline, Constant, Rival, shorten
 from training.evaluation.predictions import Floats, Likelihoods, Rows
 from training.problems import UserError
 from training.recipe.tables.metrics import CONVERSATIONS, TOOL_METRICS
@@ -168,7 +168,7 @@ def with_turns(likely: Likelihoods, turns: Sequence[tuple[Turn, ...]]) -> Conver
     return Conversations(likely.loss, likely.targets, likely.hits, likely.tokens, turns=as_array(turns))
 
 
-def baseline_of_calls(of_tokens: Constant, turns: Sequence[tuple[Turn, ...]]) -> Baseline:
+def baseline_of_calls(of_tokens: Rival, turns: Sequence[tuple[Turn, ...]]) -> Baseline:
     """No call of a tool, or always the same, of those that are frequent in these turns of training rows; with the
     likelihoods of a constant prediction of tokens."""
     nothing = np.zeros(len(turns), np.int64)

@@ -1,6 +1,5 @@
 """The program that compares a model with the champion, row by row: `python -m training.programs.compare JOB`. Without
-a champion, the best constant prediction takes its place: training/evaluation/baseline.py; for answers to prompts, the
-base model.
+a champion, the baseline takes its place: training/evaluation/baseline.py; for answers to prompts, the base model.
 
 inputs     predictions, champion (each with SPLIT.parquet of training.programs.predict; without a champion only the
            first), data (SPLIT.arrow, labels.json, and SPLIT.groups.arrow if rows have groups); for the baseline also
@@ -84,7 +83,7 @@ class CompareSettings(TaskSettings):
 
 def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     """Compares the models on the split."""
-    from training.evaluation.baseline import choose_constant
+    from training.evaluation.baseline import choose_rival
 
     settings = CompareSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
@@ -92,12 +91,12 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     labels = json.loads((data / "labels.json").read_text())
     table = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"))
     new, champion_table = task_type.metric_inputs(table, labels), None
-    constant = None
+    rival = None
     if settings.champion is None:
         baseline = task_type.baseline(data, Path(job.inputs["tokens"]), Path(job.inputs["model"]), labels)
         assert baseline is not None  # models of such a task type are not compared without a champion
-        constant = choose_constant(baseline, settings.figure)
-        old = constant.predict(new, split)
+        rival = choose_rival(baseline, settings.figure)
+        old = rival.predict(new, split)
     else:
         champion_table = pq.read_table(Path(job.inputs["champion"], f"{split}.parquet"))
         rewarded = champion_table
@@ -114,7 +113,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     if settings.figure == WIN_RATE:
         compared = describe_win_rate(judged.outcomes, settings, judged.groups)
     else:
-        compared = compare_models(new, old, settings, constant.name if constant else None, report, groups)
+        compared = compare_models(new, old, settings, rival.description if rival else None, report, groups)
     samples = sample_disagreements(new, old, settings.figure, rows)
     flips = bound_flips(new, old, settings, samples, groups)
     compared = compared.model_copy(update={"answers": judged.metrics, "flips": flips})
@@ -213,20 +212,20 @@ def compare_models(
     new: Predictions,
     old: Predictions,
     settings: CompareSettings,
-    constant: str | None = None,
+    rival: str | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     groups: Groups | None = None,
 ) -> Comparison:
     """The comparison of two models on the same rows.
 
     Args:
-        constant: the name of the constant prediction if `old` is one; None: `old` is the champion.
+        rival: the description of the baseline's rival if `old` are its predictions; None: `old` is the champion.
         report: called now and then with the numbers of finished draws and of all draws.
         groups: the group of each row; None: each row is one of its own.
 
     Raises UserError if they cannot be compared.
     """
-    champion = str(settings.champion) if constant is None else f"the constant answer {constant}"
+    champion = str(settings.champion) if rival is None else rival
     by_token = not {*settings.metrics} <= {*TOOL_METRICS}
     if by_token and (reason := new.incomparable_reason(old)):
         message = (
@@ -235,9 +234,9 @@ def compare_models(
         message += "(model.start_from: champion) and the same tokens.max_length, or name another registry."
         raise UserError.of("release", "release.gate.compare", message)
     better, worse = find_changes(new, old, settings.figure)
-    tested = run_gain_test(new, old, settings, report, groups, is_baseline=constant is not None)
+    tested = run_gain_test(new, old, settings, report, groups, is_baseline=rival is not None)
     found, margin, warnings = tested.found, settings.margin, list(settings.warnings)
-    if constant is not None and is_constant(new):  # only another choice among constants, which is no gain
+    if rival is not None and is_constant(new):  # only another choice among constants, which is no gain
         found = replace(found, better=False, p_value=1.0, at_least=min(found.at_least, margin))
         warnings.append(f"this model predicts the same for every row of {settings.split}, as a constant does.")
     if tested.method in ("permutation", "bootstrap"):
@@ -262,7 +261,7 @@ def compare_models(
         p_value=found.p_value,
         least_p_value=found.least_p_value,
         better=found.better,
-        baseline=constant is not None,
+        baseline=rival is not None,
         comparison=settings.comparison,
         warnings=warnings,
     )

@@ -15,8 +15,8 @@ result     Scores by split, the content of metrics.json; a number is null if it 
 `low` and `high` are the ends of a value's 95 % interval: of 1,000 draws of as many rows, or of as many groups if rows
 have groups, 950 lie between them. They are null if all rows are of one group, if the metric is undefined on all draws,
 for groups with few rows, and for groups if the metric is not the project's. `baseline` is the value of the best
-constant prediction by that metric (training/evaluation/baseline.py); it is missing if the task type has none, or if a
-user's metric refuses constant predictions.
+constant prediction by that metric, or of another rival (training/evaluation/baseline.py); it is missing if the task
+type has none, or if a user's metric refuses constant predictions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ScoreSettings(TaskSettings):
 def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     """Scores every split that has predictions. Returns the scores by split."""
     from training.evaluation import metrics, plots
-    from training.evaluation.baseline import choose_constant, compute_values
+    from training.evaluation.baseline import choose_rival, compute_values
 
     settings = ScoreSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
@@ -85,7 +85,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     predictions, data, tokens, model = (Path(job.inputs[name]) for name in ("predictions", "data", "tokens", "model"))
     labels = json.loads((data / "labels.json").read_text())
     baseline = task_type.baseline(data, tokens, model, labels)
-    constants = {name: choose_constant(baseline, name) for name in settings.metrics} if baseline else {}
+    rivals = {name: choose_rival(baseline, name) for name in settings.metrics} if baseline else {}
     found: SplitScores = {}
     sliced: dict[str, dict[str, list[SliceGroup]]] = {}
     samples: list[dict[str, Any]] = []
@@ -93,8 +93,9 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
         predicted = read_predictions(task_type, predictions / f"{split}.parquet", labels)
         groups = Groups.read(data, split, predicted)
         found[split] = compute_scores(settings.metrics, predicted, partial(_report_draws, events, split), groups)
-        for metric, constant in constants.items():
-            for name, value in compute_values([metric], constant.predict(predicted, split)).items():
+        for rival in dict.fromkeys(rivals.values()):
+            chosen = [metric for metric in rivals if rivals[metric] is rival]
+            for name, value in compute_values(chosen, rival.predict(predicted, split)).items():
                 if name in found[split]:  # a user's metric may name its figures after the predictions
                     found[split][name]["baseline"] = _or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):

@@ -45,7 +45,7 @@ def from_settings(settings: Mapping[str, Any]) -> TaskType:
 
 
 def has_baseline(name: str) -> bool:
-    """Whether the task type has constant predictions; a first model must beat the best of them."""
+    """Whether the task type has a baseline, such as constant predictions, which a first model must beat."""
     return class_of(name).baseline is not TaskType.baseline
 
 

@@ -300,7 +300,7 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
         sample = train.take(pa.array(sample_evenly(len(train), BASELINE_ROWS)))
         rows = sample.take(pa.array(self.rows_with_turns(sample))).to_pylist()
         unanswered = [self.write_turns(row, [""] * len(_turns_of(row))) for row in rows]
-        return baseline_of_calls(found.constants[0], list(map(read_turns, unanswered)))
+        return baseline_of_calls(found.rivals[0], list(map(read_turns, unanswered)))
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
         """Compares the mean loss; for rows without an answer, the generated texts if they are stored."""

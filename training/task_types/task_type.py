@@ -203,8 +203,8 @@ class OptionalHooks:
         return predictions
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline | None:
-        """Constant predictions, learned from the training rows; a first model must beat the best of them. None, the
-        default, if there are none.
+        """The rivals of a first model, which must beat the best of them: constant predictions, learned from the
+        training rows, or a method without training. None, the default, if there are none.
 
         `data` and `tokens` hold SPLIT.arrow as load_data and tokenize store it; `model` is the trained model's folder,
         used for its vocabulary and tokenizer.

@@ -60,14 +60,13 @@ def offered(task: str, folder: Path, labels: list[str], **columns: Any) -> Basel
 
 
 def best_figure(found: Baseline, metric: str, rows: Predictions) -> float:
-    return baseline.compute_values([metric], baseline.choose_constant(found, metric).predict(rows, "test"))[metric]
+    return baseline.compute_values([metric], baseline.choose_rival(found, metric).predict(rows, "test"))[metric]
 
 
 def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> None:
     found = offered("sequence-classification", tmp_path, ["ham", "spam"], label=[0] * 7 + [1] * 3)
     assert (
-        baseline.choose_constant(found, "accuracy").name == "'ham'"
-        and baseline.choose_constant(found, "f1").name == "'spam'"
+        baseline.choose_rival(found, "accuracy").name == "'ham'" and baseline.choose_rival(found, "f1").name == "'spam'"
     )
     rows = OneLabel(np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1]), np.eye(2)[[0, 0, 1, 1, 1]], ["ham", "spam"])
     assert best_figure(found, "accuracy", rows) == 0.4  # of the training rows' majority, not of these rows'
@@ -76,7 +75,7 @@ def test_the_metric_decides_which_label_is_the_best_constant(tmp_path: Path) -> 
     shares = np.tile([8 / 12, 4 / 12], (5, 1))
     assert best_figure(found, "log_loss", rows) == pytest.approx(sklearn_metrics.log_loss(rows.references, shares))
     shy = "tests.training.evaluation.test_baseline:Shy"
-    assert baseline.compute_values([shy], found.constants[0].predict(rows, "test")) == {}
+    assert baseline.compute_values([shy], found.rivals[0].predict(rows, "test")) == {}
 
 
 @pytest.mark.parametrize("metric", task_types.class_of("sequence-classification").metrics)
@@ -112,8 +111,8 @@ def test_no_other_set_of_labels_is_a_better_constant_on_the_training_rows(tmp_pa
 
 def test_a_number_is_the_mean_or_the_median_and_correlates_with_nothing(tmp_path: Path) -> None:
     found = offered("regression", tmp_path, [], label=[0.0, 0.0, 0.0, 1.0, 9.0])
-    assert [constant.name for constant in found.constants] == ["2 (the mean)", "0 (the median)"]
-    assert {metric: baseline.choose_constant(found, metric).name[0] for metric in ("mse", "rmse", "r2", "mae")} == {
+    assert [constant.name for constant in found.rivals] == ["2 (the mean)", "0 (the median)"]
+    assert {metric: baseline.choose_rival(found, metric).name[0] for metric in ("mse", "rmse", "r2", "mae")} == {
         **dict.fromkeys(("mse", "rmse", "r2"), "2"),
         "mae": "0",
     }
@@ -127,18 +126,17 @@ def test_a_word_gets_the_most_frequent_tag_and_no_span_is_found(tmp_path: Path) 
     found = offered("token-classification", tmp_path, labels := ["O", "B-PER", "I-PER"], label=tags)
     words = np.array([0, 1, 2, 0])
     rows = Tagged(words, words, np.ones(4), np.array([0, 3, 4]), labels)
-    assert best_figure(found, "accuracy", rows) == 0.5 and found.constants[0].name == "'O'"
-    assert baseline.compute_values(["f1"], found.constants[0].predict(rows, "test")) == {"f1": 0.0}
+    assert best_figure(found, "accuracy", rows) == 0.5 and found.rivals[0].name == "'O'"
+    assert baseline.compute_values(["f1"], found.rivals[0].predict(rows, "test")) == {"f1": 0.0}
 
 
 def test_a_text_is_the_frequent_target_that_is_nearest_to_the_others(tmp_path: Path) -> None:
     found = offered("seq2seq", tmp_path, [], target=["yes"] * 3 + ["no"] * 2)
     rows = Generated(np.array(["yes", "no"], np.object_), np.array(["", ""], np.object_))
     assert (
-        best_figure(found, "exact_match", rows) == 0.5
-        and baseline.choose_constant(found, "exact_match").name == "'yes'"
+        best_figure(found, "exact_match", rows) == 0.5 and baseline.choose_rival(found, "exact_match").name == "'yes'"
     )
-    assert baseline.choose_constant(found, "chrf").name == "'yes'"
+    assert baseline.choose_rival(found, "chrf").name == "'yes'"
 
 
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm", "sft"])
@@ -169,7 +167,7 @@ def test_tokens_are_predicted_by_how_often_the_training_targets_are_they(task: s
     rows = Likelihoods(np.zeros(len(expected)), np.zeros(len(expected), np.int64), np.zeros(len(expected), np.int64))
     if isinstance(made, AnswersTurns):  # its predictions have the turns of each row, here of none
         rows = with_turns(rows, [()] * len(expected))
-    answered = baseline.choose_constant(found, "perplexity").predict(rows, "validation")
+    answered = baseline.choose_rival(found, "perplexity").predict(rows, "validation")
     assert isinstance(answered, Likelihoods)
     assert answered.targets.tolist() == [len(row) for row in expected] and sum(answered.targets) > 50
     assert answered.loss == pytest.approx([losses[row].sum() for row in expected])

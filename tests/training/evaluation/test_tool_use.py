@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from training.evaluation import metrics
-from training.evaluation.baseline import choose_constant, compute_values
+from training.evaluation.baseline import choose_rival, compute_values
 from training.evaluation.constant_predictions import Constant
 from training.evaluation.predictions import Likelihoods
 from training.evaluation.tool_use import (
@@ -133,7 +133,7 @@ def test_the_baseline_makes_no_call_or_a_frequent_one_whichever_is_better_by_the
     of_tokens = Constant("of tokens", lambda given, split: given)
     baseline = baseline_of_calls(of_tokens, [*train.turns])
     test = rows(*[talk] * 2, *[([KÖLN], spelt("weather", city="Köln"))] * 2)
-    chosen = {name: choose_constant(baseline, name) for name in (*TOOL_METRICS, "perplexity")}
+    chosen = {name: choose_rival(baseline, name) for name in (*TOOL_METRICS, "perplexity")}
     assert chosen["tool_decision_accuracy"].name == chosen["perplexity"].name == "of tokens"
     assert chosen["tool_call_accuracy"].name == """'weather({"city": "Köln"})'"""
     found = {
@@ -146,7 +146,7 @@ def test_the_baseline_makes_no_call_or_a_frequent_one_whichever_is_better_by_the
 def test_without_tool_calls_the_baseline_is_that_of_tokens_and_can_be_compared() -> None:
     test = rows(([], ""), ([], ""))
     baseline = baseline_of_calls(Constant("of tokens", lambda given, split: given), [])
-    constant = choose_constant(baseline, "perplexity")
+    constant = choose_rival(baseline, "perplexity")
     assert constant.name == "of tokens"
     assert len(test.worst_cases(constant.predict(test, "test"))[0]) > 0  # type: ignore[arg-type]
 

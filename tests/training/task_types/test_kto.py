@@ -25,7 +25,7 @@ from training.data.arrow_columns import as_json
 from training.engine.collation import prepare_step
 from training.engine.predictor import Predictor
 from training.evaluation import metrics
-from training.evaluation.baseline import choose_constant
+from training.evaluation.baseline import choose_rival
 from training.evaluation.bootstrap import draws
 from training.evaluation.metrics.resampling import figures
 from training.models.loading import load_tokenizer
@@ -321,7 +321,7 @@ def test_metrics_are_those_of_rewards_and_ratings() -> None:
 def test_the_baseline_finds_all_completions_desirable_or_none(tmp_path: Path) -> None:
     tokens = pa.table({"label": pa.array([1, 0, 0], pa.int64())})
     write_arrow(tmp_path / "train.arrow", tokens)
-    constant = choose_constant(KIND.baseline(tmp_path, tmp_path, tmp_path, []), "accuracy")
+    constant = choose_rival(KIND.baseline(tmp_path, tmp_path, tmp_path, []), "accuracy")
     assert constant.name == "'undesirable'"
     rows = constant.predict(KIND.metric_inputs(predicted([0, 0], [1, 0], [0, 0]), []), "validation")
     assert metrics.compute(["accuracy", "roc_auc"], rows) == {"accuracy": 0.5, "roc_auc": 0.5}

@@ -25,7 +25,7 @@ from training import task_types
 from training.batching.batches import TokenRows
 from training.engine.predictor import Predictor
 from training.evaluation import metrics
-from training.evaluation.baseline import choose_constant
+from training.evaluation.baseline import choose_rival
 from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import compare
@@ -425,7 +425,7 @@ def test_the_baseline_prefers_by_length_and_has_no_margin(tmp_path: Path) -> Non
         {"chosen_tokens": pa.array([5, 4, 3], pa.int32()), "rejected_tokens": pa.array([1, 2, 9], pa.int32())}
     )
     write_arrow(tmp_path / "tokens/train.arrow", tokens)
-    constant = choose_constant(KIND.baseline(tmp_path, tmp_path / "tokens", tmp_path, []), "accuracy")
+    constant = choose_rival(KIND.baseline(tmp_path, tmp_path / "tokens", tmp_path, []), "accuracy")
     assert constant.name == "'the longer one'"
     rows = constant.predict(KIND.metric_inputs(predicted([0, 0], [(4, 1), (1, 4)]), []), "validation")
     assert metrics.compute(["accuracy", "margin"], rows) == pytest.approx({"accuracy": 0.5, "margin": 0.0}, abs=1e-6)
