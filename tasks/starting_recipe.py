@@ -27,7 +27,7 @@ from training.problems import UserError, nearest, on_one_line, visible
 from training.recipe.fields import Gate
 from training.recipe.infer_task import NO_INPUTS, TaskGuess, guess_tasks
 from training.recipe.tables.base_models import SIZES, Size, base_models
-from training.recipe.tables.metrics import TOOL_METRICS
+from training.recipe.tables.metrics import RANKINGS, TOOL_METRICS, metrics_for
 from training.recipe.tables.row_checks import LEVELS
 
 SCRATCH = "scratch"
@@ -64,6 +64,7 @@ _METRICS: Mapping[str, Sequence[str]] = {
     "preference": ("accuracy", "margin"),
     "reward-modeling": ("accuracy",),
     "kto": ("roc_auc", "margin"),
+    "reranking": ("ndcg_at_10", "mrr_at_10"),
     **dict.fromkeys(("causal-lm", "masked-lm", "sft"), ("perplexity", "token_accuracy")),
 }
 _OTHER_METRICS = ("f1", "exact_match")
@@ -115,6 +116,7 @@ class RowsFound:
         other = next((other for other in self.guesses if other is not chosen), None)
         second = "" if other is None else f"{other.task}: {_with_names(self.sample, other)[1].reason}"
         fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
+        fields |= {f"options.{field}": Choice(value) for field, value in guess.options.items()}
         fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
         fields |= _columns(sample, guess)
         fields |= _held_out(sample, guess)
@@ -389,6 +391,9 @@ def _held_out(sample: FirstRows, guess: TaskGuess) -> Fields:
 
 def _split(sample: FirstRows, guess: TaskGuess) -> Choice | None:
     """Rows are held out by a column that looks like a group, or by a time with which labels change."""
+    if guess.group:
+        reason = f"the rows of one {guess.group} are its candidates, which are ranked together"
+        return Choice({"by": "group", "column": guess.group}, reason, "null, which divides them")
     named = {name for value in guess.data.values() for name in _names_in(value)}
     others = {name: values for name, values in sample.columns.items() if name not in named}
     labels = sample.columns[guess.data["label"]] if guess.labels and isinstance(guess.data.get("label"), str) else None
@@ -448,7 +453,7 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, 
         {name: fields[f"model.{name}"].value for name in ("source", "path", "config") if f"model.{name}" in fields}
     )
     length = _length(sample, guess, fields, model, english=english)
-    rows, batch = _batch(guess, fields, model, length.value)
+    rows, batch = _batch(guess, fields, model, length.value * guess.candidates)
     found = {"tokens.max_length": length}
     is_scratch = fields["model.source"].value == SCRATCH
     steps, most = _STEPS[is_scratch]
@@ -473,10 +478,7 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, 
 def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: StartingModel, *, english: bool) -> Choice:
     """The longest text in tokens, from the tokens of the rows, or else their characters."""
     texts = [
-        [
-            value if isinstance(value, str) else " ".join(_texts_in(value)) or json.dumps(value, default=str)
-            for value in values
-        ]
+        [_as_text(value, guess) for value in values]
         for values in zip(*(sample.columns[name] for name in guess.texts), strict=True)
     ]
     writes = guess.task in _ANSWERING
@@ -509,6 +511,15 @@ def _length(sample: FirstRows, guess: TaskGuess, fields: Fields, model: Starting
     if cut > 0.5 and (limit is None or longer <= limit):
         second = f"{longer}, if further rows are longer"
     return Choice(length, reason, second)
+
+
+def _as_text(value: Any, guess: TaskGuess) -> str:
+    """A value whose tokens are counted; of a list of candidates the longest."""
+    if isinstance(value, str):
+        return value
+    if guess.task == "reranking" and isinstance(value, list):
+        return max(map(str, value), key=len, default="")
+    return " ".join(_texts_in(value)) or json.dumps(value, default=str)
 
 
 def _batch(guess: TaskGuess, fields: Fields, model: StartingModel, length: int) -> tuple[int, Choice]:
@@ -554,9 +565,10 @@ def _evaluation(sample: FirstRows, guess: TaskGuess) -> Fields:
 
 
 def _gate(evaluation: Fields, few_rows: str) -> Fields:
-    """A version is promoted if it is better than the champion, or at first than a constant answer."""
+    """A version is promoted if it is better than the champion, or at first than the baseline."""
     metric, splits = evaluation["evaluation.metrics"].value[0], evaluation["evaluation.splits"].value
-    reason = "a version becomes the champion if it beats the present one, or at first the best constant answer, by "
+    first = "BM25" if metric in metrics_for(RANKINGS) else "the best constant answer"
+    reason = f"a version becomes the champion if it beats the present one, or at first {first}, by "
     reason += f"{metric} on {splits[-1]} with 95% confidence"
     reason += f". But {few_rows}" if few_rows else ""
     others = evaluation["evaluation.metrics"].value[1:]

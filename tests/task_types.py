@@ -110,6 +110,14 @@ def scored_pair(draw: random.Random) -> Row:
     return {"sentence1": texts[0], "sentence2": texts[1], "score": 1.0 if first == second else 0.1}
 
 
+def candidates(draw: random.Random) -> Row:
+    """A sort, and texts of words of some sorts, one of which at least is that."""
+    sorts = [wanted := draw.choice(LABELS), *draw.choices(LABELS, k=draw.randint(1, 3))]
+    draw.shuffle(sorts)
+    documents = [" ".join(draw.choices(WORDS[sort], k=3)) for sort in sorts]
+    return {"query": f"some {wanted}", "documents": documents, "labels": [float(sort == wanted) for sort in sorts]}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -134,6 +142,12 @@ TINY: dict[str, Tiny] = {
     ),
     "sentence-similarity": Tiny(scored_pair, {}, ["spearman", "pearson"]),
     "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
+    "reranking": Tiny(
+        candidates,
+        {"columns": {"query": "query", "documents": "documents", "labels": "labels"}},
+        ["ndcg_at_10", "mrr_at_1"],
+        options={"loss": "lambda"},
+    ),
 }
 
 

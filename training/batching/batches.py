@@ -228,6 +228,37 @@ class PadTexts(PadToLongest):
         return {**batch, "labels": torch.from_numpy(facts)}
 
 
+class PadCandidates(PadToLongest):
+    """PadToLongest for rows of several texts, such as a query with each of its documents: a line for each text, (D, T),
+    the texts of a row one after another.
+
+    The tokens of a row are those of all its texts, and `text_lengths` the number of tokens of each. `documents` (B,)
+    int64 are the texts of each row; `labels` (B, L) float32 a number for each of up to L texts, nan where a row has
+    fewer. Only with the tokenizer's own inputs: token_type_ids of others are words to some models, such as GPT-2.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> None:
+        super().__init__(tokenizer, multiple)
+        self.fill = {name: fill for name, fill in self.fill.items() if name in tokenizer.model_input_names}
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        cuts = [np.cumsum(row["text_lengths"])[:-1] for row in rows]
+        columns = {
+            name: [part for row, cut in zip(rows, cuts, strict=True) for part in np.split(row[name], cut)]
+            for name in self.fill
+            if name in rows[0]
+        }
+        texts = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        batch = super().__call__(texts)
+        batch["documents"] = torch.tensor([len(row["text_lengths"]) for row in rows])
+        if "label" in rows[0]:
+            labels = np.full((len(rows), max(len(row["label"]) for row in rows)), np.nan, np.float32)
+            for line, row in zip(labels, rows, strict=True):
+                line[: len(row["label"])] = row["label"]
+            batch["labels"] = torch.from_numpy(labels)
+        return batch
+
+
 class LengthGroupedBatches(BatchRebalanceSampler):
     """This rank's batches of row numbers, of similar lengths; each row once an epoch over all ranks.
 

@@ -101,6 +101,8 @@ class Observer:
                 mask = places[None] < torch.tensor(lengths, device=network.device)[:, None]
             mask = mask.unsqueeze(-1)  # (B, T, 1)
             mean = (hidden[0] * mask).sum(dim=1) / mask.sum(dim=1)  # (B, D)
+            if (documents := inputs.get("documents")) is not None:  # each text has a line
+                mean = torch.stack([of_row.mean(dim=0) for of_row in mean.split(documents.tolist())])
             return None, 1, found.append_column("embedding", _as_column(mean.float().cpu().numpy()))
 
         hook = network.base_model.register_forward_hook(keep)

@@ -38,6 +38,10 @@ PAIRS = (
     *(("question", "sentence"), ("text", "text_pair"), ("query", "document"), ("s1", "s2")),
 )
 """Names of two texts that belong together."""
+QUERIES = ("query", "question", "anchor", "search", "query_text")
+DOCUMENTS = ("documents", "docs", "passages", "candidates", "answers", "responses", "texts")
+DOCUMENT = ("document", "doc", "passage", "candidate", "answer", "response", "positive")
+"""Names of columns of queries, of lists of documents, and of single documents."""
 TEXT_TO_TEXT = (
     *(("source", "target"), ("document", "summary"), ("article", "summary"), ("article", "highlights")),
     *(("dialogue", "summary"), ("text", "summary"), ("input", "output"), ("src", "tgt"), ("input", "target")),
@@ -67,6 +71,10 @@ class TaskGuess:
     """The labels in the rows, the most frequent first."""
     has_tools: bool = False
     """Whether rows declare tools to call."""
+    candidates: int = 1
+    """The documents of a row at most, for task reranking."""
+    group: str = ""
+    """The column whose equal values belong together; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,7 @@ def guess_tasks(columns: Mapping[str, Sequence[Any]]) -> list[TaskGuess]:
 def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> Iterator[TaskGuess]:
     yield from _preferences(columns)
     yield from _conversations(columns, names)
-    for guesses in (_questions_with_spans, _tags, _pairs_of_texts, _labelled_texts, _texts):
+    for guesses in (_candidates, _questions_with_spans, _tags, _pairs_of_texts, _labelled_texts, _texts):
         yield from guesses(columns)
 
 
@@ -244,6 +252,34 @@ _ANSWERED = {
     ("query", "answer"): ("instruction", "output"),
 }
 """Names of a request and its answer, and the roles of the two for task sft."""
+
+
+def _candidates(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    """Queries with a list of documents and a list of their labels; or with a document a row, and several such rows."""
+    lower = {name.lower(): name for name in columns}
+    for query in (columns[lower[name]] for name in QUERIES if name in lower and columns[lower[name]].has_letters):
+        for documents in (columns[lower[name]] for name in DOCUMENTS if name in lower):
+            sizes = [len(value) if isinstance(value, list) else 0 for value in documents.values]
+            for labels in columns.values():
+                numbers = [one for value in labels.values if isinstance(value, list) for one in value]
+                if labels is documents or [len(value) for value in labels.values if isinstance(value, list)] != sizes:
+                    continue
+                if numbers and all(isinstance(one, int | float) for one in numbers):
+                    reason = f"each {query.name!r} has {documents.name!r}, a list, and {labels.name!r}, numbers of them"
+                    named = {"query": query.name, "documents": documents.name, "labels": labels.name}
+                    options = {} if all(0 <= one <= 1 for one in numbers) else {"loss": "lambda"}
+                    texts = (query.name, documents.name)
+                    yield TaskGuess(
+                        "reranking", reason, {"columns": named}, options, texts, candidates=max(sizes, default=1)
+                    )
+        for document in (columns[lower[name]] for name in DOCUMENT if name in lower):
+            label = next((columns[lower[name]] for name in (*LABELS, *SCORES) if name in lower), None)
+            if label is None or not label.is_number or len(query.values) < 2 * len(query.counts):
+                continue
+            reason = f"each {query.name!r} has several rows with {document.name!r}, and {label.name!r} is a number"
+            data = {"columns": {"query": query.name, "document": document.name}, "label": label.name}
+            options = {} if all(0 <= float(value) <= 1 for value in label.values) else {"loss": "mse"}
+            yield TaskGuess("reranking", reason, data, options, (query.name, document.name), group=query.name)
 
 
 def _questions_with_spans(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:

@@ -57,6 +57,21 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             "multi-label-classification",
             {"text": ["text"], "label": "labels"},
         ),
+        (
+            {"query": TEXTS, "docs": [OTHERS[:3]] * 20, "labels": [[1, 0, 0.5]] * 20},
+            "reranking",
+            {"columns": {"query": "query", "documents": "docs", "labels": "labels"}},
+        ),
+        (
+            {"Question": TEXTS[:5] * 4, "passage": OTHERS, "label": ["1", "0"] * 10},
+            "reranking",
+            {"columns": {"query": "Question", "document": "passage"}, "label": "label"},
+        ),
+        (
+            {"query": TEXTS, "passage": OTHERS, "label": TEAMS},
+            "sequence-classification",
+            {"text": ["query", "passage"], "label": "label"},
+        ),
         ({"tokens": WORDS, "ner_tags": TAGS}, "token-classification", {"text": ["tokens"], "label": "ner_tags"}),
         ({"en": TEXTS, "de": OTHERS}, "seq2seq", {"columns": {"source": "en", "target": "de"}}),
         ({"messages": [MESSAGES] * 20}, "sft", {"columns": {"messages": "messages"}}),

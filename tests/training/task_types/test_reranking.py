@@ -1,0 +1,209 @@
+"""Rerankers: sentence-transformers' losses and scores, lists of candidates, exact training, scores of rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from tests import fork_server
+from tests import task_types as tiny_tasks
+from tests.arrow import write_arrow
+from tests.training.forks import assert_resumes, assert_same_losses, curve, finish
+from tests.training.task_types import cross_encoder, preference_model
+from training.batching.batches import TokenRows
+from training.evaluation.baseline import choose_rival
+from training.models.loading import load_tokenizer
+from training.recipe import Training
+from training.task_types.reranking import Reranking
+from training.tokenization.encoder import load_encoder
+
+FIGURES = json.loads(cross_encoder.FIGURES.read_text())
+
+
+def lists(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Rows with lists of documents, as load_data stores them."""
+    stored = [{**row, "labels": json.dumps(row["labels"])} if "labels" in row else row for row in rows]
+    return pa.RecordBatch.from_pylist(stored)
+
+
+def pairs(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """The same with a document a row."""
+    found = [
+        {"query": row["query"], "document": document, "label": label}
+        for row in rows
+        for document, label in zip(row["documents"], row["labels"], strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(found)
+
+
+def token_rows(task: Reranking, rows: pa.RecordBatch, folder: Path, max_length: int = 32) -> TokenRows:
+    return TokenRows(pa.Table.from_batches([task.features(load_encoder(folder, max_length), rows).rows]))
+
+
+def mean_loss(task: Reranking, rows: TokenRows, folder: Path, chosen: list[int]) -> tuple[Any, Any, int]:
+    """The loss of some rows, the model, and the number of targets."""
+    model = cross_encoder.make_model()
+    batch = task.collator(load_tokenizer(folder), 1)([rows[number] for number in chosen])
+    loss = task.loss(Training(), [], rows, outside=False)
+    assert loss is not None and task.target_count(batch) == rows.targets[chosen].sum()
+    return loss(task.forward(model, batch)["logits"], batch["labels"]), model, task.target_count(batch)
+
+
+@pytest.mark.parametrize("name", cross_encoder.SETTINGS)
+def test_losses_and_gradients_are_those_of_sentence_transformers_however_a_step_is_divided(
+    name: str, tmp_path: Path
+) -> None:
+    task = Reranking({"loss": name.partition(",")[0], **cross_encoder.SETTINGS[name]})
+    folder, expected = preference_model.tokenizer(tmp_path), FIGURES["losses"][name]
+    rows = token_rows(task, lists(cross_encoder.LISTS), folder)
+    found, model, targets = mean_loss(task, rows, folder, [0, 1, 2, 3])
+    found.backward()
+    gradients = preference_model.gradients(model)
+    assert found.item() == pytest.approx(expected["loss"], abs=1e-5)
+    for weight, values in expected["gradients"].items():
+        assert gradients[weight] == pytest.approx(values, abs=1e-5), weight
+    parts = [mean_loss(task, rows, folder, part) for part in ([2], [3, 1], [0])]
+    assert sum(loss.item() * count for loss, _, count in parts) / targets == pytest.approx(found.item(), rel=1e-5)
+    if name not in ("list_net", "lambda"):
+        alone = token_rows(task, pairs(cross_encoder.LISTS), folder)
+        loss, _, count = mean_loss(task, alone, folder, [*range(len(alone))])
+        assert (loss.item(), count) == (pytest.approx(found.item(), rel=1e-6), targets)
+
+
+def problems(task: Reranking, rows: pa.RecordBatch) -> list[tuple[str, str, list[bool]]]:
+    found = [(check, description, mask.tolist()) for check, description, mask, *_ in task.row_problems(rows)]
+    return [one for one in found if any(one[2])]
+
+
+def test_labels_that_the_loss_cannot_learn_are_named_before_training() -> None:
+    row = {"query": "a", "documents": ["b", "c"]}
+    given = [[1, 0], [1], {"b": 1}, [1, "0"], [1, None], [1, float("nan")], [1, 1e300], [3, 0], [1, 1], [True, False]]
+    rows = lists([{**row, "labels": labels} for labels in given])
+    assert problems(Reranking({"loss": "lambda"}), rows) == [
+        (
+            "candidates",
+            "has labels that cannot be learned ('labels' is no list of numbers)",
+            [2 <= place <= 6 for place in range(10)],
+        ),
+        (
+            "candidates",
+            "has labels that cannot be learned ('documents' and 'labels' have different lengths)",
+            [place == 1 for place in range(10)],
+        ),
+        ("equal_labels", "has documents with equal labels only", [place == 8 for place in range(10)]),
+    ]
+    alone = pa.RecordBatch.from_pylist([{"query": "a", "document": "b", "label": label} for label in (0.5, 2.0)])
+    ((check, description, mask),) = problems(Reranking(), alone)
+    assert (check, mask) == (
+        "candidates",
+        [False, True],
+    ) and "binary_cross_entropy takes labels from 0 to 1" in description
+    assert not problems(Reranking({"loss": "mse"}), alone)
+
+
+def test_losses_that_compare_documents_take_lists_only() -> None:
+    assert [[*columns] for columns in Reranking().column_sets()] == [
+        ["query", "document", "label"],
+        ["query", "documents", "labels"],
+    ]
+    for loss in ("lambda", "list_net"):
+        assert [[*columns] for columns in Reranking({"loss": loss}).column_sets()] == [["query", "documents", "labels"]]
+
+
+def test_each_document_is_cut_and_counted_with_its_query(tmp_path: Path) -> None:
+    folder, task = preference_model.tokenizer(tmp_path), Reranking({"loss": "lambda"})
+    features = task.features(load_encoder(folder, 4), lists(cross_encoder.LISTS))
+    stored = features.rows.to_pylist()
+    assert stored[0]["text_lengths"] == [4, 3, 4] and stored[0]["length"] == 11 == len(stored[0]["input_ids"])
+    assert [row["targets"] for row in stored] == [2, 0, 9, 0]
+    assert features.lost.tolist() == [1, 3, 3, 0] and features.longest is not None
+    assert features.longest.tolist() == [5, 7, 7, 4]
+    (asked,) = task.features(
+        load_encoder(folder, 4), lists(cross_encoder.LISTS[:1]).drop_columns("labels")
+    ).rows.to_pylist()
+    assert asked == {name: stored[0][name] for name in asked} and "label" not in asked and "targets" not in asked
+
+
+def predicted(task: Reranking, rows: TokenRows, folder: Path) -> pa.Table:
+    model = cross_encoder.make_model()
+    batch = task.collator(load_tokenizer(folder), 1)([rows[number] for number in range(len(rows))])
+    with torch.no_grad():
+        found = task.predictions(model, task.forward(model, batch), batch)
+    return task.join_labels(pa.Table.from_batches([found]), rows)
+
+
+def test_rows_of_one_query_are_ranked_together_and_as_a_list_of_it(tmp_path: Path) -> None:
+    folder, task = preference_model.tokenizer(tmp_path), Reranking()
+    listed = task.metric_inputs(predicted(task, token_rows(task, lists(cross_encoder.LISTS), folder), folder), [])
+    single = task.metric_inputs(predicted(task, token_rows(task, pairs(cross_encoder.LISTS), folder), folder), [])
+    assert listed.query_rows.tolist() == [0, 1, 2] and single.query_rows.tolist() == [0, 3, 4]
+    assert listed.unjudged == single.unjudged == 1 and listed.documents.tolist() == [3, 1, 5]
+    assert listed.ranks.tolist() == single.ranks.tolist() and listed.relevance.tolist() == single.relevance.tolist()
+    assert len(task.empty_predictions([])) == 0
+
+
+def test_a_record_has_the_documents_by_their_scores_which_are_probabilities_if_labels_are(tmp_path: Path) -> None:
+    folder = preference_model.tokenizer(tmp_path)
+    rows = token_rows(Reranking(), lists(cross_encoder.LISTS), folder)
+    table = predicted(Reranking(), rows, folder)
+    logits = table["logits"][2].as_py()
+    order = sorted(range(5), key=lambda place: -logits[place])
+    for loss, score in (("mse", logits), ("binary_cross_entropy", [1 / (1 + math.exp(-logit)) for logit in logits])):
+        task = Reranking({"loss": loss})
+        record = task.to_records(table, [])[2]
+        assert [one["document"] for one in record["ranking"]] == order
+        assert [one["score"] for one in record["ranking"]] == pytest.approx([score[place] for place in order])
+        assert record["score"] == record["ranking"][0]["score"]
+        other = {"score": 0.0, "ranking": [*record["ranking"][::-1]]}
+        assert task.same_prediction(record, other, 1e-6) and len(task.lines(record)) == 5
+        record["ranking"][0] = record["ranking"][0] | {"score": 9.0}
+        assert not task.same_prediction(record, other, 1e-6)
+    assert Reranking().lines(Reranking().to_records(table, [])[1]) == [
+        f"{1 / (1 + math.exp(-table['logits'][1].as_py()[0])):.4f}"
+    ]
+
+
+def test_the_baseline_ranks_the_same_queries_by_the_words_they_share(tmp_path: Path) -> None:
+    rows = [
+        {"query": "red cat", "documents": ["a dog", "the red cat", "a cat"], "labels": [0.0, 1.0, 0.0]},
+        {"query": "no word", "documents": ["cow", "pig"], "labels": [1.0, 0.0]},
+        {"query": "none", "documents": ["none"], "labels": [0.0]},
+    ]
+    for name, stored in (("lists", lists(rows)), ("pairs", pairs(rows))):
+        write_arrow(tmp_path / name / "test.arrow", pa.Table.from_batches([stored]))
+        baseline = Reranking().baseline(tmp_path / name, tmp_path, tmp_path, [])
+        rival = choose_rival(baseline, "ndcg_at_10")
+        assert rival.description == "BM25"
+        found = rival.predict(Reranking().empty_predictions([]), "test")
+        assert found.ranks.tolist() == [1, 2] and found.unjudged == 1  # without a common word it is not found
+        assert found.documents.tolist() == [3, 2]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reranking") / "world"
+    return Path(fork_server.call(tiny_tasks.make_world, "reranking", folder))
+
+
+def fit_job(world: Path, job_dir: Path, processes: int = 1) -> Path:
+    training = {"num_train_epochs": 4, "gradient_accumulation_steps": 2, "checkpoint_interval_s": 0.05}
+    training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1}
+    compute = {"strategy": "ddp", "num_processes": processes}
+    return tiny_tasks.fit_job("reranking", world, job_dir, compute, **training)
+
+
+def test_killed_it_ends_with_the_same_bytes_and_two_processes_learn_what_one_learns(
+    world: Path, tmp_path: Path
+) -> None:
+    whole, killed, two = fit_job(world, tmp_path / "whole"), fit_job(world, tmp_path / "killed"), tmp_path / "two"
+    assert finish(whole).state == finish(fit_job(world, two, 2)).state == "finished"
+    assert_resumes(killed, whole, after=3)
+    assert_same_losses(whole, two)
+    one = curve(whole)
+    assert one[max(one)]["eval_ndcg_at_10"] > one[min(one)]["eval_ndcg_at_10"]

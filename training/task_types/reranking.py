@@ -1,0 +1,278 @@
+"""Reranking: a score for a document that may answer a query, by which the candidates of the query are sorted.
+
+A row of the data set        {"query": "capital of France", "document": "Paris is …", "label": 1.0}, or a query with all
+                             of its candidates: {"query": …, "documents": ["Paris is …", "Rome is …"], "labels": [1, 0]}
+token features               {"input_ids": [101, 3007, ..., 102, 101, ..., 102], "token_type_ids": [0, ..., 1],
+                              "text_lengths": [12, 9], "label": [1.0, 0.0], "query": 81, "length": 21, "targets": 2}
+a padded batch               PadCandidates in training/batching/batches.py
+the model's output           logits (D, 1), then (B, L); a score is a logit, or its sigmoid for binary_cross_entropy
+
+The tokens of a row are those of the query with each document, one pair after another, each cut at tokens.max_length.
+`query` is a hash of the query's text: in metrics, all rows with one text are one query.
+
+B rows of a batch, D documents of all of them, L documents of a row at most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import PositiveFloat
+
+from training.data.casting import LARGEST_NUMBER
+from training.data.duplicates import hash_texts
+from training.data.row_problems import masks_by_reason
+from training.evaluation.constant_predictions import Baseline, Rival
+from training.evaluation.rankings import Rankings, rank_candidates
+from training.recipe.tables.metrics import RANKINGS, metrics_for
+from training.task_types.task_type import Column, TaskType
+from training.tokenization.features import Features, list_column
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, PadCandidates, TokenRows
+    from training.recipe import Training
+    from training.recipe.column_types import Mask
+    from training.task_types.task_type import Loss
+    from training.tokenization.encoder import Encoder
+
+LossName: TypeAlias = Literal["binary_cross_entropy", "mse", "list_net", "lambda"]
+_OF_LISTS = ("list_net", "lambda")
+"""Losses that compare the candidates of a query, which therefore are in one row."""
+_BITS = np.uint64(2**53 - 1)
+
+
+class Reranking(TaskType):
+    """A score of a document for a query."""
+
+    class Options(TaskType.Options):
+        """The options of reranking, under the names of sentence-transformers' losses."""
+
+        loss: LossName = "binary_cross_entropy"
+        """binary_cross_entropy: labels from 0 to 1, as probabilities. mse: labels that are scores, such as those of a
+        larger model. lambda (LambdaLoss) and list_net (ListNet) learn the order of the candidates of a query, which are
+        in one row."""
+        pos_weight: PositiveFloat | None = None
+        """The weight of relevant documents in binary_cross_entropy, such as the number of others for each of them.
+        null: 1."""
+
+    options: Options
+    option_stages: ClassVar = {
+        "load_data": ("loss",),
+        "tokenize": ("loss",),
+        **dict.fromkeys(("evaluate", "predict", "score", "compare"), ()),
+    }
+    auto_class = "AutoModelForSequenceClassification"
+    hub_task = "text-ranking"
+    pipeline = False  # that of transformers takes one text
+    card_sentence = "Gives a document a score for a query"
+    prediction_type: ClassVar = RANKINGS
+    metrics: ClassVar[Sequence[str]] = metrics_for(RANKINGS)
+    usual_metrics = ("ndcg_at_10", "mrr_at_10")
+    columns: ClassVar[Mapping[str, Column]] = {
+        "query": Column("text"),
+        "document": Column("text"),
+        "label": Column("number"),
+        "documents": Column("texts"),
+        "labels": Column("value", target=True),
+    }
+    checks: ClassVar = {"candidates": "error", "equal_labels": "warning"}
+
+    # Rows
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        """A document a row, unless the loss compares documents; or a list of them."""
+        sets = [("query", "document", "label"), ("query", "documents", "labels")]
+        chosen = sets[1:] if self.options.loss in _OF_LISTS else sets
+        return [{name: self.columns[name] for name in names} for names in chosen]
+
+    def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
+        """Labels that are no numbers or not one for each document, or that the loss cannot learn; and lists of equal
+        labels, in which no document is better than another."""
+        labels, (_, counts) = _read_labels(rows), _documents(rows)
+        problems = [self._find_problem(*row) for row in zip(labels, counts.tolist(), strict=True)]
+        for mask, reason in masks_by_reason(problems):
+            yield "candidates", f"has labels that cannot be learned ({reason})", mask
+        if "documents" in rows.schema.names:
+            equal = [problem is None and min(row) == max(row) for row, problem in zip(labels, problems, strict=True)]
+            yield "equal_labels", "has documents with equal labels only", np.array(equal, bool)
+
+    def _find_problem(self, labels: Any, count: int) -> str | None:
+        if not isinstance(labels, list) or not all(map(_is_number, labels)):
+            return "'labels' is no list of numbers"
+        if len(labels) != count:
+            return "'documents' and 'labels' have different lengths"
+        if self.options.loss == "binary_cross_entropy" and not all(0 <= label <= 1 for label in labels):
+            return "options.loss binary_cross_entropy takes labels from 0 to 1; mse takes scores, and lambda grades"
+        return None
+
+    def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
+        queries, (documents, counts) = rows.column("query").to_pylist(), _documents(rows)
+        row = np.repeat(np.arange(rows.num_rows), counts)
+        encoded = encoder.encode([queries[number] for number in row.tolist()], documents)
+        lengths = np.bincount(row, encoded.lengths, rows.num_rows).astype(np.int32)
+        longest = np.zeros(rows.num_rows, np.int64)
+        np.maximum.at(longest, row, encoded.lengths + encoded.lost)
+        columns: dict[str, Any] = {"input_ids": list_column(encoded.ids, lengths)}
+        if encoded.types is not None:
+            columns["token_type_ids"] = list_column(encoded.types, lengths)
+        columns["text_lengths"] = list_column(encoded.lengths, counts)
+        columns["length"] = lengths
+        columns["query"] = (hash_texts(queries) & _BITS).astype(np.int64)
+        if "label" in rows.schema.names or "labels" in rows.schema.names:
+            labels = _read_labels(rows)
+            columns["label"] = pa.array(labels, pa.list_(pa.float32()))
+            columns["targets"] = np.array([self._count_targets(row) for row in labels], np.int32)
+        lost = np.bincount(row, encoded.lost, rows.num_rows).astype(np.int64)
+        return Features(pa.RecordBatch.from_pydict(columns), lost, longest=longest)
+
+    def _count_targets(self, labels: Sequence[float]) -> int:
+        """The targets of a row, as those of a batch."""
+        if self.options.loss == "list_net":
+            return 1
+        if self.options.loss == "lambda":
+            given = np.array(labels, np.float32)
+            return int(np.count_nonzero(given[:, None] > given[None, :]))
+        return len(labels)
+
+    # Training
+
+    def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
+        """One output, and the function of it that is the score, as sentence-transformers' CrossEncoder reads it."""
+        activation = "activation.Sigmoid" if self._gives_probabilities else "linear.Identity"
+        return {"num_labels": 1, "sentence_transformers": {"activation_fn": f"torch.nn.modules.{activation}"}}
+
+    @property
+    def _gives_probabilities(self) -> bool:
+        return self.options.loss == "binary_cross_entropy"
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadCandidates:
+        from training.batching.batches import PadCandidates
+
+        return PadCandidates(tokenizer, multiple)
+
+    def target_count(self, batch: Batch) -> int:
+        from training.task_types.losses.ranking_loss import targets
+
+        return int(targets(self.options.loss, batch["labels"]).sum())
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        """`logits` are (B, L), 0 where a row has fewer than L documents."""
+        import torch
+        from transformers.utils import ModelOutput
+
+        given = {name: tensor for name, tensor in batch.items() if name not in ("labels", "documents")}
+        logits, counts = model(**given)["logits"][:, 0], batch["documents"]  # (D,)
+        there = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]  # (B, L)
+        return ModelOutput(logits=logits.new_zeros(there.shape).masked_scatter(there, logits))
+
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        from training.task_types.losses.ranking_loss import RankingLoss
+
+        return RankingLoss(self.options.loss, self.options.pos_weight)
+
+    # Predictions
+
+    def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
+        """`logits`, a list (float32) of those of the row's documents."""
+        logits, counts = outputs["logits"].float().cpu().numpy(), batch["documents"].cpu().numpy()
+        there = np.arange(logits.shape[1]) < counts[:, None]
+        return pa.RecordBatch.from_pydict({"logits": list_column(logits[there], counts)})
+
+    def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
+        """With the labels, and the `query`."""
+        return rows.with_labels(predictions.append_column("query", rows.table["query"]))
+
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
+        logits, relevance = (predictions[name].combine_chunks() for name in ("logits", "label"))
+        rows = np.repeat(np.arange(len(predictions)), logits.value_lengths().to_numpy())
+        queries = predictions["query"].to_numpy()[rows]
+        return rank_candidates(queries, logits.flatten().to_numpy(), relevance.flatten().to_numpy(), rows)
+
+    def empty_predictions(self, labels: Sequence[str]) -> Rankings:
+        return rank_candidates(*np.empty((3, 0)), np.empty(0, np.int64))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """BM25."""
+        return Baseline([Rival("BM25", partial(_rank_by_words, data))])
+
+    # Records
+
+    def record_types(self, labels: Sequence[str]) -> Mapping[str, pa.DataType]:
+        """`score`, of a list of documents that of the best; and `ranking`, the documents of a row by their scores, the
+        best first, each with its place in the row, from 0."""
+        ranked = pa.struct([("document", pa.int64()), ("score", pa.float64())])
+        return {"score": pa.float64(), "ranking": pa.list_(ranked)}
+
+    def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        records = []
+        for logits in predictions["logits"].to_pylist():
+            order = sorted(range(len(logits)), key=lambda place, of=logits: -of[place])
+            ranking = [{"document": place, "score": self._score(logits[place])} for place in order]
+            records.append({"score": ranking[0]["score"], "ranking": ranking})
+        return records
+
+    def _score(self, logit: float) -> float:
+        if not self._gives_probabilities:
+            return logit
+        return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
+
+    def lines(self, record: Mapping[str, Any]) -> list[str]:
+        """The score, or those of a list's documents, the best first."""
+        if len(record["ranking"]) == 1:
+            return [f"{record['score']:.4f}"]
+        return [f"{one['score']:9.4f}  document {one['document']}" for one in record["ranking"]]
+
+    def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
+        """Compares the scores of each document; the tolerance is relative to the largest one."""
+        own, theirs = ({str(one["document"]): one["score"] for one in row["ranking"]} for row in (given, stored))
+        return super().same_prediction(own, theirs, tolerance * max(1.0, *map(abs, theirs.values())))
+
+
+def _documents(rows: pa.RecordBatch) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The documents of all rows, one after another, and the number of each row, (N,)."""
+    if "document" in rows.schema.names:
+        return rows.column("document").to_pylist(), np.ones(rows.num_rows, np.int64)
+    lists = rows.column("documents")
+    return lists.flatten().to_pylist(), lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _read_labels(rows: pa.RecordBatch) -> list[Any]:
+    """The labels of each row's documents: a list, or another JSON value of rows that are not checked yet."""
+    if "labels" in rows.schema.names:
+        return [json.loads(labels) for labels in rows.column("labels").to_pylist()]
+    return [[label] for label in rows.column("label").to_pylist()]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that a model computes with."""
+    return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
+
+
+def _rank_by_words(data: Path, rows: Rankings, split: str) -> Rankings:
+    """The candidates of each query of a split by BM25 among all documents of the split, which load_data has stored in
+    the folder `data`."""
+    from training.evaluation.bm25 import Bm25
+
+    with pa.memory_map(str(data / f"{split}.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all().combine_chunks()
+    (stored,) = table.to_batches()
+    queries = stored.column("query").to_pylist()
+    documents, counts = _documents(stored)
+    labels = [label for of_row in _read_labels(stored) for label in of_row]
+    row = np.repeat(np.arange(len(queries)), counts)
+    places = {document: place for place, document in enumerate(dict.fromkeys(documents))}
+    scores = Bm25([*places]).score_pairs(
+        [queries[number] for number in row.tolist()], np.array([places[document] for document in documents])
+    )
+    return rank_candidates(hash_texts(queries)[row], scores, labels, row)
