@@ -112,6 +112,11 @@ PREFERENCE = {
     "evaluation.metrics": ["accuracy"],
 }
 REWARD = PREFERENCE | {"task": "reward-modeling"}
+RERANKING = {
+    "task": "reranking",
+    "data": {"source": "csv", "path": "rows", "label": "good"},
+    "evaluation.metrics": ["ndcg_at_10"],
+}
 UNPAIRED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
 SIMILARITY = {"task": "sentence-similarity", "data": {"source": "csv", "path": "rows"}, "evaluation.metrics": ["mse"]}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
@@ -384,6 +389,10 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "normalize": Change(True, "fit", SIMILARITY),
         "prompts": Change({"sentence1": "a: "}, "tokenize predict_champion", SIMILARITY),
         "predicted_prompt": Nothing("sentence1", "of rows to predict", SIMILARITY),
+    },
+    "reranking": {
+        "loss": Change("mse", "load_data tokenize fit predict_champion", RERANKING),
+        "pos_weight": Change(2.0, "fit", RERANKING),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),

@@ -392,9 +392,9 @@ class Gate(Section):
     must_hold: MustHold | None = None
     """Rows of a file that a model must have right to be registered (null: none), for classification and tags."""
     baseline: bool = True
-    """Whether a model without a champion must be better than the best constant prediction, by the same test on the same
-    rows and never by a negative margin. Otherwise it is registered and not promoted (false: it is promoted if it meets
-    the other conditions)."""
+    """Whether a model without a champion must be better than the best constant prediction, or for rankings BM25, by the
+    same test on the same rows and never by a negative margin. Otherwise it is registered and not promoted (false: it is
+    promoted if it meets the other conditions)."""
 
 
 class Hub(Section):
@@ -492,8 +492,8 @@ class Recipe(Section):
     """The task type: sequence-classification (one label), multi-label-classification (any number of labels), regression
     (a number), token-classification (a tag for each word), causal-lm, masked-lm, seq2seq (text to text), sft (a reply
     in a conversation), preference (the better of two replies), kto (replies that are rated good or bad),
-    reward-modeling (a reward for a reply), sentence-similarity (embeddings, from pairs of texts with a score), or your
-    class as `module:Class`: docs/how-to/own-task-type.md."""
+    reward-modeling (a reward for a reply), sentence-similarity (embeddings, from pairs of texts with a score), reranking
+    (a score of a document for a query), or your class as `module:Class`: docs/how-to/own-task-type.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the task type: docs/reference/task-types.md lists them with their defaults."""
     data: Data

@@ -200,7 +200,8 @@ class Reranking(TaskType):
         return rank_candidates(queries, logits.flatten().to_numpy(), relevance.flatten().to_numpy(), rows)
 
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
-        return rank_candidates(*np.empty((3, 0)), np.empty(0, np.int64))
+        nothing = np.empty(0)
+        return rank_candidates(nothing, nothing, nothing, np.empty(0, np.int64))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """BM25."""
@@ -217,7 +218,7 @@ class Reranking(TaskType):
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         records = []
         for logits in predictions["logits"].to_pylist():
-            order = sorted(range(len(logits)), key=lambda place, of=logits: -of[place])
+            order = np.argsort(-np.array(logits), kind="stable").tolist()
             ranking = [{"document": place, "score": self._score(logits[place])} for place in order]
             records.append({"score": ranking[0]["score"], "ranking": ranking})
         return records

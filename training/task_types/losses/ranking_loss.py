@@ -13,13 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from training.task_types.reranking import LossName
 
 MU = 10.0
 """The weight of the bound by neighbouring ranks beside that of LambdaRank in LambdaLoss (NDCG-Loss2++)."""
@@ -27,7 +23,7 @@ LEAST_GAIN = 1e-10
 """Of a query, so that one without a relevant document has finite weights."""
 
 
-def targets(loss: LossName, labels: torch.Tensor) -> torch.Tensor:
+def targets(loss: str, labels: torch.Tensor) -> torch.Tensor:
     """(B,) the targets of each query."""
     if loss == "list_net":
         return torch.ones(len(labels), dtype=torch.int64)
@@ -40,7 +36,7 @@ def targets(loss: LossName, labels: torch.Tensor) -> torch.Tensor:
 class RankingLoss:
     """The mean loss of a batch, (), of logits and labels."""
 
-    name: LossName
+    name: str
     pos_weight: float | None = None
     """The weight of label 1 in binary_cross_entropy; None: 1."""
 
