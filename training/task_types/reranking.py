@@ -32,6 +32,7 @@ from training.data.duplicates import hash_texts
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank_candidates
+from training.models.repository_files import read_json
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.task_type import Column, TaskType
 from training.tokenization.features import Features, list_column
@@ -238,6 +239,11 @@ class Reranking(TaskType):
         """Compares the scores of each document; the tolerance is relative to the largest one."""
         own, theirs = ({str(one["document"]): one["score"] for one in row["ranking"]} for row in (given, stored))
         return super().same_prediction(own, theirs, tolerance * max(1.0, *map(abs, theirs.values())))
+
+    def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
+        """The tokenizer's settings with this length, at which sentence-transformers then cuts too."""
+        settings = read_json(folder / "tokenizer_config.json") | {"model_max_length": max_length}
+        return {"tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
 
 
 def _documents(rows: pa.RecordBatch) -> tuple[list[str], npt.NDArray[np.int64]]:

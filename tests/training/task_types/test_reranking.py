@@ -18,6 +18,7 @@ from tests.arrow import write_arrow
 from tests.training.forks import assert_resumes, assert_same_losses, curve, finish
 from tests.training.task_types import cross_encoder, preference_model
 from training.batching.batches import TokenRows
+from training.engine.predictor import Predictor
 from training.evaluation.baseline import choose_rival
 from training.models.loading import load_tokenizer
 from training.recipe import Training
@@ -186,13 +187,43 @@ def test_the_baseline_ranks_the_same_queries_by_the_words_they_share(tmp_path: P
         assert found.documents.tolist() == [3, 2]
 
 
+def test_the_published_folder_names_the_function_and_the_length_that_cross_encoders_read(tmp_path: Path) -> None:
+    folder = preference_model.tokenizer(tmp_path)
+    for loss, activation in (("binary_cross_entropy", "activation.Sigmoid"), ("list_net", "linear.Identity")):
+        fields = Reranking({"loss": loss}).config_fields([])
+        assert fields["sentence_transformers"]["activation_fn"] == f"torch.nn.modules.{activation}"
+    files = Reranking().published_files(folder, 5)
+    before = json.loads((folder / "tokenizer_config.json").read_text())
+    assert {name: json.loads(text) for name, text in files.items()} == {
+        "tokenizer_config.json": before | {"model_max_length": 5}
+    }
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "mse"])
+def test_sentence_transformers_gives_the_same_scores_to_texts_that_are_cut_too(loss: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder, task = preference_model.tokenizer(tmp_path), Reranking({"loss": loss})
+    model = cross_encoder.make_model()
+    model.config.update(task.config_fields([]))
+    model.save_pretrained(folder)
+    for name, text in task.published_files(folder, 5).items():
+        (folder / name).write_text(text)
+    records = Predictor(task, folder, folder, 5).predict(lists(cross_encoder.LISTS).drop_columns("labels"))
+    found = library.CrossEncoder(str(folder), device="cpu")
+    for row, record in zip(cross_encoder.LISTS, records, strict=True):
+        scores = found.predict([(row["query"], document) for document in row["documents"]])
+        assert [scores[one["document"]] for one in record["ranking"]] == pytest.approx(
+            [one["score"] for one in record["ranking"]], abs=1e-5
+        )
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reranking") / "world"
     return Path(fork_server.call(tiny_tasks.make_world, "reranking", folder))
 
 
-def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 4) -> Path:
+def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 1) -> Path:
     training = {"num_train_epochs": epochs, "gradient_accumulation_steps": 2, "checkpoint_interval_s": 0.05}
     training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1}
     compute = {"strategy": "ddp", "num_processes": processes}
@@ -200,7 +231,7 @@ def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 4) -> 
 
 
 def test_killed_while_it_learns_to_rank_it_ends_with_the_same_bytes(world: Path, tmp_path: Path) -> None:
-    whole, killed = fit_job(world, tmp_path / "whole"), fit_job(world, tmp_path / "killed")
+    whole, killed = (fit_job(world, tmp_path / name, epochs=8) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
     assert_resumes(killed, whole, after=3)
     first, *_, last = [values["eval_ndcg_at_10"] for values in curve(whole).values() if "eval_ndcg_at_10" in values]
@@ -215,6 +246,6 @@ def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> Non
     file = tmp_path / "world/base/output/model/config.json"
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     file.write_text(json.dumps(json.loads(file.read_text()) | quiet))
-    one, two = (fit_job(tmp_path / "world", tmp_path / f"{number}", number, epochs=1) for number in (1, 2))
+    one, two = (fit_job(tmp_path / "world", tmp_path / f"{number}", number) for number in (1, 2))
     assert finish(one).state == finish(two).state == "finished"
     assert_same_losses(one, two)
