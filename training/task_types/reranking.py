@@ -87,7 +87,7 @@ class Reranking(TaskType):
         "documents": Column("texts"),
         "labels": Column("value", target=True),
     }
-    checks: ClassVar = {"candidates": "error", "equal_labels": "warning"}
+    checks: ClassVar = {"candidates": "error"}
 
     # Rows
 
@@ -98,15 +98,11 @@ class Reranking(TaskType):
         return [{name: self.columns[name] for name in names} for names in chosen]
 
     def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask]]:
-        """Labels that are no numbers or not one for each document, or that the loss cannot learn; and lists of equal
-        labels, in which no document is better than another."""
+        """Labels that are no numbers or not one for each document, or that the loss cannot learn."""
         labels, (_, counts) = _read_labels(rows), _documents(rows)
         problems = [self._find_problem(*row) for row in zip(labels, counts.tolist(), strict=True)]
         for mask, reason in masks_by_reason(problems):
             yield "candidates", f"has labels that cannot be learned ({reason})", mask
-        if "documents" in rows.schema.names:
-            equal = [problem is None and min(row) == max(row) for row, problem in zip(labels, problems, strict=True)]
-            yield "equal_labels", "has documents with equal labels only", np.array(equal, bool)
 
     def _find_problem(self, labels: Any, count: int) -> str | None:
         if not isinstance(labels, list) or not all(map(_is_number, labels)):

@@ -98,7 +98,6 @@ def test_labels_that_the_loss_cannot_learn_are_named_before_training() -> None:
             "has labels that cannot be learned ('documents' and 'labels' have different lengths)",
             [place == 1 for place in range(10)],
         ),
-        ("equal_labels", "has documents with equal labels only", [place == 8 for place in range(10)]),
     ]
     alone = pa.RecordBatch.from_pylist([{"query": "a", "document": "b", "label": label} for label in (0.5, 2.0)])
     ((check, description, mask),) = problems(Reranking(), alone)
