@@ -68,8 +68,8 @@ class Groups:
 
 
 def read_hashes(data: Path, split: str, predicted: Predictions | None = None) -> Hashes | None:
-    """(N,) the hash of the group of each row, or of each entry of its predictions, from the folder of load_data; None if
-    the rows of the split have none."""
+    """(N,) the hash of the group of each row, or of each entry of the predictions, from the folder of load_data; None
+    if the rows of the split have none."""
     import pyarrow as pa
 
     file = data / groups_file(split)
