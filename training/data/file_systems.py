@@ -65,6 +65,8 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
     Raises UserError if the protocol is unknown or its package is missing.
     """
+    if protocol(url) == "data":
+        raise UserError.of("data", display_name(url)[:100], "has the rows in itself: write them to a file, and name it.")
     if "::" in url:
         raise UserError.of(
             "data", display_name(url), "names a file inside an archive: unpack the archive, and name the file itself."
@@ -81,7 +83,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         package = (cause.name or "").partition(".")[0]
         install = f"install the package {package} (pip install {package})" if package else str(error)
         raise UserError.of("data", display_name(url), f"{protocol(url)}:// cannot be read here: {install}.") from error
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:  # the last two for one that needs more than a URL
         name, protocols = protocol(url), available_protocols()
         if name in protocols:
             raise UserError.of("data", display_name(url), f"is no URL that can be read: {error}.") from error

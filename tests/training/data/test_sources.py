@@ -320,6 +320,12 @@ def test_a_file_inside_another_is_refused(folder: str) -> None:
         find_files(data(f"zip://a.csv::{folder}/a.zip"))
 
 
+@pytest.mark.parametrize("url", ["github://owner/rows.csv", "dir:///rows.csv", "generic:///rows.csv", "data:,a", "data://a"])
+def test_a_url_whose_file_system_needs_more_than_the_url_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"is no URL that can be read|has the rows in itself|does not exist"):
+        find_files(data(url))
+
+
 def test_credentials_are_not_shown() -> None:
     assert display_name("s3://key:hush/hush@bucket/rows.csv") == "s3://bucket/rows.csv"
     assert display_name("https://host/rows.csv?sig=hush") == "https://host/rows.csv"
