@@ -66,7 +66,9 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     Raises UserError if the protocol is unknown or its package is missing.
     """
     if protocol(url) == "data":
-        raise UserError.of("data", display_name(url)[:100], "has the rows in itself: write them to a file, and name it.")
+        raise UserError.of(
+            "data", display_name(url)[:100], "has the rows in itself: write them to a file, and name it."
+        )
     if "::" in url:
         raise UserError.of(
             "data", display_name(url), "names a file inside an archive: unpack the archive, and name the file itself."

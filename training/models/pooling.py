@@ -64,7 +64,7 @@ def pooling_of(config: Any, folder: Path, pooling: Mode | None = None, normalize
     """
     stored = getattr(config, CONFIG, None)
     if isinstance(stored, Mapping):
-        found = Pooling(**stored)
+        found = _of_config(stored)
     else:
         steps = {str(step.get("type", "")).rpartition(".")[2]: step for step in read_json_list(folder / MODULES)}
         if unknown := steps.keys() - {"Transformer", "Pooling", "Normalize"}:
@@ -72,16 +72,25 @@ def pooling_of(config: Any, folder: Path, pooling: Mode | None = None, normalize
                 f"{MODULES} has the step {min(unknown)}, and Transformer, Pooling and Normalize are known: choose "
             )
             raise UserError.of("model", "model.path", f"{message}a base model without it.")
-        file = folder / name_of(f"{steps.get('Pooling', {}).get('path')}/config.json")
-        found = Pooling(_mode(file) if "Pooling" in steps and pooling is None else "mean", "Normalize" in steps)
+        name = name_of(f"{steps.get('Pooling', {}).get('path')}/config.json")
+        settings = {} if "/" in name else read_json(folder / name)  # other folders are no part of the model
+        mode = _mode(settings, name) if "Pooling" in steps and pooling is None else "mean"
+        found = Pooling(mode, "Normalize" in steps)
     return Pooling(pooling or found.pooling, found.normalize if normalize is None else normalize)
 
 
-def _mode(file: Path) -> Mode:
-    settings = read_json(file)
+def _of_config(stored: Mapping[str, Any]) -> Pooling:
+    mode, normalize = (stored.get(name, getattr(Pooling, name)) for name in ("pooling", "normalize"))
+    if mode not in get_args(Mode) or not isinstance(normalize, bool) or len(stored) > 2:
+        message = f"config.json has {CONFIG}: {dict(stored)!r:.200}. It has pooling, one of "
+        message += f"{', '.join(get_args(Mode))}, and normalize: correct it, or name another model."
+        raise UserError.of("model", "model.path", message)
+    return Pooling(mode, normalize)
+
+
+def _mode(settings: Mapping[str, Any], where: str) -> Mode:
     named = settings.get("pooling_mode") or [mode for field, mode in _OLDER_MODES.items() if settings.get(field)]
-    modes = [named] if isinstance(named, str) else list(named)
-    where = file.name
+    modes = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     if len(modes) != 1 or modes[0] not in get_args(Mode):
         message = f"{where} has the pooling {' and '.join(map(str, modes)) or None}: set one of "
         raise UserError.of("model", "options.pooling", f"{message}{', '.join(get_args(Mode))}.")

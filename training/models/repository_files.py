@@ -167,7 +167,7 @@ def require_model_folder(folder: Path) -> None:
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError.of("model", "model.path", message)
-    files = [path for path in folder.iterdir() if not path.is_dir()]
+    files = [path for path in (*folder.iterdir(), *folder.glob(POOLING)) if not path.is_dir()]
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
     require_no_other_files(folder)
@@ -175,7 +175,7 @@ def require_model_folder(folder: Path) -> None:
     small = (path for path in files if part_of(path.name) and not path.name.endswith(".safetensors"))
     if large := [path for path in small if path.stat().st_size > MOST_BYTES]:
         raise UserError(Problem(kind="model", where=str(path), message=message) for path in large)
-    require_files((path.name for path in files), str(folder))
+    require_files((path.relative_to(folder).as_posix() for path in files), str(folder))
 
 
 def require_no_other_files(*folders: Path) -> None:
@@ -318,7 +318,7 @@ def text_prompts(tokenizer: Path) -> dict[str, str]:
     settings = read_json(tokenizer / PROMPTS)
     if not isinstance(prompts := settings.get("prompts"), dict):
         return {}
-    usual = prompts.get(settings.get("default_prompt_name"))
+    usual = prompts.get(str(settings.get("default_prompt_name")))
     return {name: str(text) for name, text in {**prompts, DEFAULT_PROMPT: usual}.items() if text}
 
 

@@ -320,7 +320,9 @@ def test_a_file_inside_another_is_refused(folder: str) -> None:
         find_files(data(f"zip://a.csv::{folder}/a.zip"))
 
 
-@pytest.mark.parametrize("url", ["github://owner/rows.csv", "dir:///rows.csv", "generic:///rows.csv", "data:,a", "data://a"])
+@pytest.mark.parametrize(
+    "url", ["github://owner/rows.csv", "dir:///rows.csv", "generic:///rows.csv", "data:,a", "data://a"]
+)
 def test_a_url_whose_file_system_needs_more_than_the_url_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"is no URL that can be read|has the rows in itself|does not exist"):
         find_files(data(url))

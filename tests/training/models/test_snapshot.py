@@ -75,6 +75,19 @@ def test_a_pipe_in_a_model_folder_is_refused_by_name_and_is_not_waited_for(tmp_p
         require_model_folder(tmp_path)
 
 
+def test_a_link_in_a_folder_of_a_model_is_refused_too(tmp_path: Path) -> None:
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match=r"1_Pooling/config\.json: is a link to /etc/passwd"):
+        require_model_folder(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    (tmp_path / "1_Pooling" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        require_model_folder(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json", "vocab.txt"])
 def test_a_file_beside_the_weights_that_is_longer_than_the_memory_is_refused(tmp_path: Path, name: str) -> None:
     for file in ("config.json", "model.safetensors", "tokenizer.json"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from training import task_types
 from training.engine.predictor import Predictor
 from training.models.pooling import CONFIG, Pooling, pooling_of
 from training.models.repository_files import name_of, part_of, text_prompts
+from training.problems import UserError
 
 TASK = "sentence-similarity"
 TEXTS = ["cat dog", "hammer", "a saw and a horse and bread and cheese and rice"]
@@ -141,6 +143,30 @@ def test_the_pooling_of_a_base_model_is_that_of_its_folder(files: Any, expected:
 def test_steps_that_are_not_known_are_refused(files: Any, where: str, message: str, tmp_path: Path) -> None:
     (problem,) = raised_problems(pooling_of, object(), write(tmp_path, **files))
     assert (problem.where, problem.message) == (where, message)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"pooling": "max"}, {"pooling": ["cls"]}, {"normalize": "no"}, {"other": 1, "pooling": "cls"}]
+)
+def test_a_pooling_of_config_that_is_none_is_refused(wrong: Any, tmp_path: Path) -> None:
+    if "other" in wrong:
+        wrong |= {"normalize": True}
+    with pytest.raises(UserError, match=f"config.json has {CONFIG}: .*It has pooling, one of mean, cls, lasttoken"):
+        pooling_of(SimpleNamespace(**{CONFIG: wrong}), tmp_path)
+
+
+def test_files_of_other_folders_say_nothing_about_a_model(tmp_path: Path) -> None:
+    write(tmp_path / "other", x_Pooling={"pooling_mode": "cls"})
+    for path in ("../other/x_Pooling", str(tmp_path / "other/x_Pooling")):
+        folder = write(tmp_path / "model", modules=[{"type": "Pooling", "path": path}])
+        with pytest.raises(UserError, match=r"has the pooling None: set one of mean"):
+            pooling_of(object(), folder)
+    write(tmp_path / "model", modules=steps("Pooling"), pooling={"pooling_mode": 5})
+    with pytest.raises(UserError, match=r"has the pooling None: set one of mean"):
+        pooling_of(object(), tmp_path / "model")
+    assert text_prompts(
+        write(tmp_path, config_sentence_transformers={"prompts": {"a": "b"}, "default_prompt_name": []})
+    )
 
 
 def test_the_files_of_a_base_model_are_taken_and_its_prompts_are_read(tmp_path: Path) -> None:
