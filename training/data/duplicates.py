@@ -80,7 +80,8 @@ class _Rows:
     hashes: list[Hashes] = field(default_factory=list)
     labels: list[np.ndarray[Any, np.dtype[np.int32]]] = field(default_factory=list)
     judged: list[Hashes] = field(default_factory=list)
-    """For ratings and preferences: a hash of the prompt with the answer, or with both answers in any order."""
+    """For ratings and preferences: a hash of the prompt with the answer, or with both answers in any order. For other
+    rows that may repeat their inputs: a hash of all columns."""
     numbers: list[Numbers] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)
     """Each file's first row, counted from 0 in the split, and the file's name."""
@@ -160,6 +161,7 @@ class DuplicateTexts(HashedRows):
         super().__init__(folder, wanted.inputs[0], wanted.labels)
         self._inputs = wanted.inputs
         self._rating = next((column for column in wanted.columns if column.is_label and column.form == "boolean"), None)
+        self._whole = wanted.columns if wanted.task_type.repeats_inputs else ()
         self._answers = [column for column in wanted.columns if column.target and column.form == "content"]
 
     def add(self, split: str, block: Block, hashes: Hashes) -> None:
@@ -167,6 +169,9 @@ class DuplicateTexts(HashedRows):
         rows = self._splits.setdefault(split, _Rows())
         if self._labels:
             rows.labels.append(_hash_labels(block.rows.column(self._labels.name)))
+        elif self._whole:
+            rows.judged.append(hash_rows(block.rows, self._whole))
+            rows.labels.append(np.zeros(len(hashes), np.int32))
         elif judgements := self._judgements(block.rows, hashes):
             rows.judged.append(judgements[0])
             rows.labels.append(judgements[1])
@@ -194,8 +199,8 @@ class DuplicateTexts(HashedRows):
                 yield from zip(*(batch.column(column.name).to_pylist() for column in self._inputs), strict=True)
 
     def within(self, split: str) -> Equal | None:
-        """Returns the rows whose text is in an earlier row of the split; of ratings and preferences, those that repeat
-        a judgement: a prompt may have several answers."""
+        """Returns the rows whose text is in an earlier row of the split; of rows that may repeat their inputs, those
+        that are equal; of ratings and preferences, those that repeat a judgement: a prompt may have several answers."""
         hashes, order = self._sort_hashes(split)
         if (rows := self._splits.get(split)) and rows.judged:
             judgements = np.concatenate(rows.judged) + np.concatenate(rows.labels).astype(np.uint64)

@@ -70,6 +70,9 @@ class RowSpecification:
     unread_columns: ClassVar[Mapping[str, str]] = {}
     """Columns that rows of this kind have in other tools and that the task type does not read, each with the way to
     write its content. A source with such a column is refused unless the recipe renames it."""
+    repeats_inputs: ClassVar[bool] = False
+    """Whether several rows may have the same inputs, such as a question with several answers: rows are then duplicates
+    only if their targets are equal too."""
     takes_documents: ClassVar[bool] = False
     """Whether a text may be a whole document, because it is cut into blocks of tokens."""
     generates_text: ClassVar[bool] = False

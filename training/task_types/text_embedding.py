@@ -107,6 +107,7 @@ class TextEmbedding(WholeStep):
     auto_class = "AutoModel"
     hub_task = "sentence-similarity"
     pipeline = False
+    repeats_inputs = True
     learned_options: ClassVar[Sequence[str]] = ("prompts",)
     own_prompts: ClassVar[Mapping[str, Sequence[str]]]
     """The columns of texts, with the names under which the prompt of each is found in the base model's files."""

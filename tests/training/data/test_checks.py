@@ -22,6 +22,7 @@ from training.recipe.column_types import RowSpecification
 from training.recipe.tables.row_checks import LEVELS
 from training.task_types.kto import Kto
 from training.task_types.preference import Preference
+from training.task_types.sentence_similarity import SentenceSimilarity
 
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
@@ -129,6 +130,18 @@ def test_a_prompt_with_several_answers_is_no_duplicate_and_a_repeated_judgement_
     problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
     assert [(one["check"], Path(one["where"]).name) for one in problems] == [("duplicates", "train.jsonl row 4")]
     assert "1 row of train repeats the text of an earlier row (this one repeats row 1: " in problems[0]["message"]
+
+
+def test_rows_that_may_repeat_their_inputs_are_duplicates_only_if_they_are_equal(tmp_path: Path) -> None:
+    files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    for split, (file,) in files.items():
+        rows = [("one", "two", 0.5), ("one", "three", 0.1), ("one", "two", 0.6), ("one", "two", 0.5)]
+        names = ("sentence1", "sentence2", "score")
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows[: 4 if split == "train" else 3]]
+        Path(file).write_text("\n".join(lines) + "\n")
+    load(Data(source="json", path="-", checks={"shared_rows": "ignore"}), SentenceSimilarity(), files, tmp_path / "out")
+    problems = json.loads((tmp_path / "out" / "log" / "report.json").read_text())["problems"]
+    assert [(one["check"], Path(one["where"]).name) for one in problems] == [("duplicates", "train.jsonl row 4")]
 
 
 def test_conversations_that_are_rated_in_opposite_ways_are_reported_and_repeated_ratings_too(tmp_path: Path) -> None:
