@@ -103,6 +103,12 @@ def rated_translation(draw: random.Random) -> Row:
     return {"prompt": pair["prompt"], "completion": pair["chosen" if is_right else "rejected"], "label": is_right}
 
 
+def paired(draw: random.Random) -> Row:
+    """Words and their translation."""
+    row = translated(draw)
+    return {"anchor": row["source"], "positive": row["target"]}
+
+
 def scored_pair(draw: random.Random) -> Row:
     """Two texts, by the share of their words that are of one sort."""
     first, second = draw.choice(LABELS), draw.choice(LABELS)
@@ -140,6 +146,7 @@ TINY: dict[str, Tiny] = {
         {"max_new_tokens": 12, "beta": 1.0},
         epochs=24,
     ),
+    "embedding": Tiny(paired, {}, ["ndcg_at_10", "mrr_at_10"]),
     "sentence-similarity": Tiny(scored_pair, {}, ["spearman", "pearson"]),
     "reward-modeling": Tiny(preferred, {}, ["accuracy", "margin"], GPT2),
     "reranking": Tiny(

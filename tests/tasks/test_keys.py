@@ -119,6 +119,8 @@ RERANKING = {
 }
 UNPAIRED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": "good"}}
 SIMILARITY = {"task": "sentence-similarity", "data": {"source": "csv", "path": "rows"}, "evaluation.metrics": ["mse"]}
+PAIRED = SIMILARITY | {"task": "embedding", "evaluation.metrics": ["ndcg_at_10"]}
+TRIPLETS = PAIRED | {"options.loss": "triplet"}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
@@ -377,6 +379,19 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "desirable_weight": Change(1.3, "fit", UNPAIRED),
         "undesirable_weight": Change(1.3, "fit", UNPAIRED),
         "disable_dropout": Change(False, "fit", UNPAIRED),
+    },
+    "embedding": {
+        "loss": Change("triplet", "load_data load_model fit", PAIRED),
+        "scale": Change(10.0, "fit", PAIRED),
+        "symmetric": Change(True, "fit", PAIRED),
+        "margin": Change(0.4, "fit", TRIPLETS),
+        "distance_metric": Change("cosine", "fit", TRIPLETS),
+        "matryoshka_dims": Change([16], "fit", PAIRED),
+        "matryoshka_weights": Change([2.0], "fit", PAIRED | {"options.matryoshka_dims": [16]}),
+        "pooling": Change("cls", "fit", PAIRED),
+        "normalize": Change(True, "fit", PAIRED),
+        "prompts": Change({"anchor": "a: "}, "tokenize predict_champion", PAIRED),
+        "predicted_prompt": Nothing("positive", "of rows to predict", PAIRED),
     },
     "sentence-similarity": {
         "loss": Change("contrastive", "fit", SIMILARITY),

@@ -13,6 +13,7 @@ TASK_TYPES: dict[str, str] = {
     "sft": "training.task_types.sft:SupervisedFineTuning",
     "preference": "training.task_types.preference:Preference",
     "kto": "training.task_types.kto:Kto",
+    "embedding": "training.task_types.embedding:Embedding",
     "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
     "reranking": "training.task_types.reranking:Reranking",

@@ -1,0 +1,168 @@
+"""Embeddings that are learned from pairs of a text and one that belongs to it, such as a question and its answer.
+
+A row of the data set        {"anchor": "capital of France", "positive": "Paris is …", "negative": "Lyon is …"}, with
+                             one `negative`, a list of `negatives`, or neither
+
+In an evaluation, the distinct anchors are queries, and all positives and negatives of the split are the documents that
+are searched; those in a row with an anchor are relevant for it. Token features, batches and embeddings:
+training/task_types/text_embedding.py.
+
+N rows of a split, M texts of all rows, Q queries, C documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import NonNegativeFloat
+
+from training.evaluation.constant_predictions import Baseline, Rival
+from training.evaluation.rankings import Rankings, rank, rank_by
+from training.recipe.tables.metrics import RANKINGS, metrics_for
+from training.task_types.task_type import Column
+from training.task_types.text_embedding import Embeddings, TextEmbedding, hash_ids
+
+if TYPE_CHECKING:
+    from training.evaluation.constant_predictions import Baseline
+    from training.evaluation.rankings import Rankings
+
+ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
+
+
+class Embedding(TextEmbedding):
+    """Embeddings of texts, from pairs of texts that belong together."""
+
+    class Options(TextEmbedding.Options):
+        """The options of embedding, under the names of sentence-transformers and with its defaults."""
+
+        loss: Literal["multiple_negatives_ranking", "triplet"] = "multiple_negatives_ranking"
+        """multiple_negatives_ranking: an anchor becomes more similar to its positive than to the other texts of its
+        optimizer step, those of all micro-batches and processes. triplet: than to the negatives of its row."""
+        symmetric: bool = False
+        """For multiple_negatives_ranking: whether each positive is compared with all anchors too."""
+        margin: NonNegativeFloat = 5.0
+        """For triplet: by how much the negative should be farther away."""
+        distance_metric: Literal["cosine", "euclidean", "manhattan"] = "euclidean"
+        """For triplet: the distance of embeddings."""
+
+    options: Options
+    option_stages: ClassVar = {
+        "load_data": ("loss",),
+        "tokenize": ("prompts",),
+        "fit": (
+            *("loss", "scale", "symmetric", "margin", "distance_metric", "matryoshka_dims", "matryoshka_weights"),
+            *("pooling", "normalize"),
+        ),
+        **dict.fromkeys(("evaluate", "predict", "score", "compare"), ()),
+    }
+    card_sentence = "Gives a text an embedding, by which texts that belong to it are found"
+    columns: ClassVar[Mapping[str, Column]] = {
+        ANCHOR: Column("text"),
+        POSITIVE: Column("text", target=True),
+        NEGATIVE: Column("text", target=True, optional=True, may_be_empty=True),
+        NEGATIVES: Column("texts", target=True, optional=True, may_be_empty=True),
+    }
+    own_prompts: ClassVar = {
+        ANCHOR: ("query",),
+        **dict.fromkeys((POSITIVE, NEGATIVE, NEGATIVES), ("document", "passage", "corpus")),
+    }
+    prediction_type: ClassVar = RANKINGS
+    metrics: ClassVar = metrics_for(RANKINGS)
+    usual_metrics: ClassVar = ("ndcg_at_10",)
+
+    def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        if self.options.loss != "triplet":
+            return (self.columns,)
+        pair = {name: self.columns[name] for name in (ANCHOR, POSITIVE)}
+        return [pair | {NEGATIVE: Column("text", target=True)}, pair | {NEGATIVES: Column("texts", target=True)}]
+
+    def texts(self, rows: pa.RecordBatch) -> list[list[tuple[str, str]]]:
+        columns = [
+            [[(name, text) for text in ([value] if isinstance(value, str) else value) if text] for value in values]
+            for name, values in ((name, rows[name].to_pylist()) for name in self.columns if name in rows.schema.names)
+        ]
+        return [[text for of_column in row for text in of_column] for row in zip(*columns, strict=True)]
+
+    # Evaluation
+
+    def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
+        found = Embeddings.of(predictions)
+        vectors = found.vectors / np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
+        search = Search.of(found.ids, found.counts)
+        queries, documents = vectors[search.queries], vectors[search.documents]
+        return rank(queries, search.query_rows, documents, search.relevant, left_out=search.left_out)
+
+    def empty_predictions(self, labels: Sequence[str]) -> Rankings:
+        return rank(np.empty((0, 1)), np.empty(0, np.int64), np.empty((0, 1)), np.empty((0, 2)))
+
+    def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
+        """BM25 on the same documents."""
+        from training.evaluation.bm25 import Bm25
+
+        def predict(rows: Rankings, split: str) -> Rankings:
+            with pa.memory_map(str(data / f"{split}.arrow")) as file:
+                by_row = [row for batch in _batches(file) for row in self.texts(batch)]
+            texts = [text for row in by_row for _, text in row]
+            search = Search.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64))
+            words = Bm25([texts[place] for place in search.documents])
+            queries = [texts[place] for place in search.queries]
+            return rank_by(
+                lambda first, last: words.scores(queries[first:last]),
+                len(search.documents),
+                search.query_rows,
+                search.relevant,
+                left_out=search.left_out,
+            )
+
+        return Baseline([Rival("BM25", predict)])
+
+
+@dataclass(frozen=True)
+class Search:
+    """The distinct queries and documents among the texts of rows, as places among these, and which belong together."""
+
+    queries: npt.NDArray[np.int64]  # (Q,) in the order of the rows
+    query_rows: npt.NDArray[np.int64]  # (Q,) the first row of each
+    documents: npt.NDArray[np.int64]  # (C,)
+    relevant: npt.NDArray[np.int64]  # (R, 2) pairs of a query and a document, by their numbers
+    left_out: npt.NDArray[np.int64]  # (E, 2) a query and a document with the same text that is not relevant
+
+    @classmethod
+    def of(cls, ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Search:
+        """From the numbers of the texts, (M,), and the texts of each row, (N,): anchor, positive, negatives."""
+        starts = np.cumsum(counts) - counts
+        _, query_rows, query_of_row = _distinct(ids[starts])
+        is_document = np.ones(len(ids), np.bool_)
+        is_document[starts] = False
+        places = np.flatnonzero(is_document)
+        document_ids, first, document = _distinct(ids[places])
+        number = np.empty(len(ids), np.int64)
+        number[places] = document
+        pairs = np.unique(np.stack([query_of_row, number[starts + 1]], axis=1), axis=0)
+        _, query, same = np.intersect1d(ids[starts][query_rows], document_ids, return_indices=True)
+        equal = np.stack([query, same], axis=1)
+        is_relevant = np.isin(equal @ [len(document_ids), 1], pairs @ [len(document_ids), 1])
+        return cls(starts[query_rows], query_rows, places[first], pairs, equal[~is_relevant])
+
+
+def _distinct(
+    ids: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct numbers in the order in which they first occur, the place where each does, and of each place the
+    number of its value."""
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return ids[first[order]], first[order], place[inverse]
+
+
+def _batches(file: pa.MemoryMappedFile) -> list[pa.RecordBatch]:
+    reader = pa.ipc.open_file(file)
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
