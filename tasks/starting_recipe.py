@@ -64,7 +64,8 @@ _METRICS: Mapping[str, Sequence[str]] = {
     "preference": ("accuracy", "margin"),
     "reward-modeling": ("accuracy",),
     "kto": ("roc_auc", "margin"),
-    "reranking": ("ndcg_at_10", "mrr_at_10"),
+    **dict.fromkeys(("embedding", "reranking"), ("ndcg_at_10", "mrr_at_10")),
+    "sentence-similarity": ("spearman", "pearson"),
     **dict.fromkeys(("causal-lm", "masked-lm", "sft"), ("perplexity", "token_accuracy")),
 }
 _OTHER_METRICS = ("f1", "exact_match")

@@ -175,7 +175,17 @@ def guess_tasks(columns: Mapping[str, Sequence[Any]]) -> list[TaskGuess]:
 def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> Iterator[TaskGuess]:
     yield from _preferences(columns)
     yield from _conversations(columns, names)
-    for guesses in (_candidates, _questions_with_spans, _tags, _pairs_of_texts, _labelled_texts, _texts):
+    kinds = (
+        _candidates,
+        _anchors,
+        _questions_with_spans,
+        _tags,
+        _pairs_of_texts,
+        _scored_pairs,
+        _labelled_texts,
+        _texts,
+    )
+    for guesses in kinds:
         yield from guesses(columns)
 
 
@@ -280,6 +290,32 @@ def _candidates(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
             data = {"columns": {"query": query.name, "document": document.name}, "label": label.name}
             options = {} if all(0 <= float(value) <= 1 for value in label.values) else {"loss": "mse"}
             yield TaskGuess("reranking", reason, data, options, (query.name, document.name), group=query.name)
+
+
+def _anchors(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    """Texts with one that belongs to each, `positive`, and perhaps some that do not, `negative`."""
+    lower = {name.lower(): name for name in columns}
+    anchor = next((lower[name] for name in ("anchor", *QUERIES) if name in lower), None)
+    positive = lower.get("positive")
+    if anchor is None or positive is None or not all(columns[name].has_letters for name in (anchor, positive)):
+        return
+    named = {"anchor": anchor, "positive": positive}
+    for usual in ("negative", "negatives"):
+        if usual in lower:
+            column = columns[lower[usual]]
+            named["negatives" if column.is_list_of_texts else "negative"] = column.name
+    reason = f"{positive!r} is a text that belongs to that of {anchor!r}"
+    yield TaskGuess("embedding", reason, {"columns": named}, texts=(anchor, positive))
+
+
+def _scored_pairs(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    for usual in PAIRS:
+        one, other = _spelled(usual, columns) or ("", "")
+        score = next((name for name in columns if name.lower() in SCORES and columns[name].is_number), None)
+        if one and score and _are_texts((columns[one], columns[other]), few_words=1):
+            reason = f"{score!r} is a score of the similarity of {one!r} and {other!r}"
+            named = {"sentence1": one, "sentence2": other, "score": score}
+            yield TaskGuess("sentence-similarity", reason, {"columns": named}, texts=(one, other))
 
 
 def _questions_with_spans(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:

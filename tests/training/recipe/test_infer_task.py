@@ -68,6 +68,16 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             {"columns": {"query": "Question", "document": "passage"}, "label": "label"},
         ),
         (
+            {"anchor": TEXTS, "positive": OTHERS, "negative": TEXTS[::-1]},
+            "embedding",
+            {"columns": {"anchor": "anchor", "positive": "positive", "negative": "negative"}},
+        ),
+        (
+            {"query": TEXTS, "positive": OTHERS, "negative": [OTHERS[:2]] * 20},
+            "embedding",
+            {"columns": {"anchor": "query", "positive": "positive", "negatives": "negative"}},
+        ),
+        (
             {"query": TEXTS, "passage": OTHERS, "label": TEAMS},
             "sequence-classification",
             {"text": ["query", "passage"], "label": "label"},

@@ -29,7 +29,7 @@ class BaseModel:
 
 
 _APACHE, _MIT = "apache-2.0", "mit"
-_ENGLISH, _MANY = "English", "about 100 languages"
+_ENGLISH, _FIFTY, _MANY = "English", "about 50 languages", "about 100 languages"
 
 
 def _sizes(small: BaseModel, medium: BaseModel, large: BaseModel) -> dict[Size, BaseModel]:
@@ -93,7 +93,20 @@ _ENCODER_DECODERS = {
         BaseModel("google/mt5-large", 1_230_000_000, _APACHE, "101 languages", 1024),
     ),
 }
+_SENTENCE_TRANSFORMERS = {
+    True: _sizes(
+        BaseModel("sentence-transformers/all-MiniLM-L6-v2", 23_000_000, _APACHE, _ENGLISH, 512),
+        BaseModel("sentence-transformers/all-mpnet-base-v2", 109_000_000, _APACHE, _ENGLISH, 512),
+        BaseModel("BAAI/bge-large-en-v1.5", 335_000_000, _MIT, _ENGLISH, 512),
+    ),
+    False: _sizes(
+        BaseModel("sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", 118_000_000, _APACHE, _FIFTY, 512),
+        BaseModel("sentence-transformers/paraphrase-multilingual-mpnet-base-v2", 278_000_000, _APACHE, _FIFTY, 512),
+        BaseModel("BAAI/bge-m3", 568_000_000, _MIT, _MANY, 8192),
+    ),
+}
 _BY_TASK = {
+    **dict.fromkeys(("embedding", "sentence-similarity"), _SENTENCE_TRANSFORMERS),
     "token-classification": _CASED_ENCODERS,
     "causal-lm": _DECODERS,
     "seq2seq": _ENCODER_DECODERS,
