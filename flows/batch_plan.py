@@ -13,7 +13,7 @@ from tasks.cache.remote import Remote
 from tasks.cache.stage import Listener
 from tasks.prediction.drift_samples import Monitoring, find_monitoring
 from tasks.prediction.input_rows import RowFiles, Scan, Shard, list_files, scan_rows
-from tasks.registry.model_spec import ModelSpec, find_model, read_by
+from tasks.registry.model_spec import ModelSpec, find_model, read_by, with_prompt
 from tasks.stages.predict_shard import predict_shard
 from training.jobs.protocol import Progress
 from training.recipe import BatchPrediction
@@ -50,7 +50,7 @@ class PreparedBatch:
 def prepare(prediction: BatchPrediction, remote: Remote, listener: Listener) -> PreparedBatch:
     """Pins the version, reads all rows once, and looks up the stored shards. Raises UserError and MlflowFailed."""
     found = find_model(prediction.name, prediction.alias, prediction.version, prediction.task or "")
-    model = read_by(found, prediction.data)
+    model = with_prompt(read_by(found, prediction.data), prediction.prompt)
     rows = RowFiles(prediction, model)
     remarks = list[str]()
     listed = list_files(prediction.input, prediction.output, rules=model.rules, remarks=remarks)

@@ -25,7 +25,7 @@ from flows.reports.terminal import Terminal
 from tasks.prediction.input_rows import require_few_errors
 from tasks.prediction.shard_job import last_rate
 from tasks.prediction.single_rows import predict_values, split_into_rows
-from tasks.registry.model_spec import find_model
+from tasks.registry.model_spec import find_model, with_prompt
 from tasks.reports.formatting import format_count
 from tasks.shared_store.bucket_remote import open_remote
 from training.problems import Problem, UserError, renamed
@@ -50,7 +50,14 @@ OF_FILES = {
     "drift": "--no-drift",
 }
 """The options for files that are optional, by the field of the parameters."""
-OPTIONS = {"model": "NAME", "input": "--input", "output": "--output", "task": "--task", **OF_FILES}
+OPTIONS = {
+    "model": "NAME",
+    "input": "--input",
+    "output": "--output",
+    "task": "--task",
+    "prompt": "--prompt",
+    **OF_FILES,
+}
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +105,11 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin cells of CSV that a spreadsheet would run as a formula with an apostrophe",
     )
     parser.add_argument(
+        "--prompt",
+        metavar="COLUMN",
+        help="of embeddings: the column of the training data whose prompt is put before texts, such as positive",
+    )
+    parser.add_argument(
         "--embedding-type",
         choices=("float32", "float16", "binary"),
         help="the numbers of embeddings in Parquet (default: float32); binary: a bit a dimension",
@@ -140,7 +152,8 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def _predict_texts(arguments: argparse.Namespace) -> int:
 
-    model = find_model(*split_version_name(arguments.model), arguments.task)
+    with renamed(OPTIONS):
+        model = with_prompt(find_model(*split_version_name(arguments.model), arguments.task), arguments.prompt)
     rows = split_into_rows(model, arguments.texts)
     for row, lines in zip(rows, predict_values(model, rows), strict=True):
         print(*row, *(f"  {line}" for line in lines), sep="\n")

@@ -31,13 +31,14 @@ from tasks.registry.versions import (
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors
 from training import task_types
 from training.evaluation.stored_calibration import Calibration
-from training.problems import UserError
+from training.problems import UserError, nearest
 from training.recipe import Data
 from training.recipe.filters import parse_filter
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.tables.formats import FORMATS
 from training.recipe.validation import override_reading
 from training.task_types import TASK_TYPES
+from training.task_types.text_embedding import TextEmbedding
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -156,6 +157,21 @@ def read_by(model: ModelSpec, overrides: Mapping[str, Any] | None = None) -> Mod
     `data`. Raises UserError with every mistake in these, and MlflowFailed."""
     rules = override_reading(_recipe_rules(model), overrides or {}, model.task, model.columns)
     return replace(model, rules=rules, columns=rules.columns(model.columns))
+
+
+def with_prompt(model: ModelSpec, column: str | None) -> ModelSpec:
+    """The version with the prompt of this column of its training data before each text: documents may have another
+    prompt than queries. None: as its recipe says. Raises UserError for another column, and for other task types."""
+    if column is None:
+        return model
+    task_type = task_types.class_of(model.task["task"])
+    if not issubclass(task_type, TextEmbedding):
+        message = f"{model.name} is a model for {model.task['task']}, and prompts are for embeddings: leave it out."
+        raise UserError.of("option", "prompt", message)
+    if column not in task_type.own_prompts:
+        message = f"{column!r} is no column of {model.task['task']}: choose from {', '.join(task_type.own_prompts)}."
+        raise UserError.of("option", "prompt", message + nearest(column, task_type.own_prompts))
+    return replace(model, task={**model.task, "options": {**model.task["options"], "predicted_prompt": column}})
 
 
 def _recipe_rules(model: ModelSpec) -> ReadingRules:

@@ -22,7 +22,7 @@ def home(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch) 
     home.mkdir(mode=0o700)
     (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
     monkeypatch.setenv("FINETUNE_HOME", str(home))
-    register(write_assistant(tmp_path / "model"), "sentence-similarity")
+    register(write_assistant(tmp_path / "model"), "sentence-similarity", prompts={"sentence2": "one "})
     return home
 
 
@@ -49,6 +49,14 @@ def test_the_rows_most_similar_to_a_text_are_found_among_predicted_rows(
     assert first.split() == ["1.0000", "two"] and place.strip() == f"{documents}, row 2"
 
 
+def test_documents_can_have_another_prompt_than_queries(home: Path, server: dict[str, str]) -> None:
+    printed = [
+        finetune(home, "predict", "counter", *words, "three", **server) for words in ((), ("--prompt", "sentence2"))
+    ]
+    numbers = [run.stdout.partition("(")[2].split(", ") for run in printed]  # the first, up to that of `one`
+    assert [float(one[3]) > 0 for one in numbers] == [False, True], [run.stderr for run in printed]
+
+
 def test_mistakes_are_one_message(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "rows.parquet")
     for words, message in {
@@ -57,3 +65,5 @@ def test_mistakes_are_one_message(home: Path, tmp_path: Path, capsys: pytest.Cap
     }.items():
         assert main(["search", "counter", "two", *words]) == 2
         assert message in capsys.readouterr().err
+    assert main(["predict", "counter", "two", "--prompt", "sentence3"]) == 2
+    assert "--prompt: 'sentence3' is no column of sentence-similarity" in capsys.readouterr().err

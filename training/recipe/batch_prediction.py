@@ -43,6 +43,9 @@ class BatchPrediction(Section):
     escape_formulas: bool = False
     """Whether texts in CSV that begin with `=`, `+`, `-`, `@`, a tab or a carriage return get a `'` in front, so that
     no spreadsheet runs them as a formula. They are then no longer the texts of the input."""
+    prompt: Text | None = None
+    """For embeddings: the column of the training data whose prompt is put before each text, such as positive for
+    documents (null: options.predicted_prompt of the version's recipe, or the first column)."""
     embedding_type: Literal["float32", "float16", "binary"] = "float32"
     """The numbers of embeddings in Parquet: float32; float16, half as large; or binary, a bit a dimension, 32 times
     smaller: `ubinary` of sentence-transformers."""
