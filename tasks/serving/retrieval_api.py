@@ -19,6 +19,7 @@ from tasks.serving.response_bodies import REFUSED, EmbeddingsBody, RerankBody
 from tasks.serving.responses import refuse, require_served
 from training.programs.serve import Predicted
 from training.task_types import class_of
+from training.task_types.reranking import Reranking
 from training.task_types.text_embedding import TextEmbedding
 
 MOST_TEXTS = 2_048
@@ -114,7 +115,7 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
 
     if issubclass(task_type, TextEmbedding):
         routes.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=EmbeddingsBody)
-    if task == "reranking":
+    if issubclass(task_type, Reranking):
         routes.add_api_route("/v1/rerank", rerank, methods=["POST"], response_model=RerankBody)
     return routes
 

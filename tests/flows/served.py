@@ -25,10 +25,11 @@ from training import task_types
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def register(folder: Path, task: str = "sft", **options: Any) -> None:
-    """The model in the folder as the champion of `counter`, with its files in the store."""
+def register(folder: Path, task: str = "sft", columns: Sequence[str] = (), **options: Any) -> None:
+    """The model in the folder as the champion of `counter`, with its files in the store. It reads these columns; by
+    default the task type's main one, which is called `talk`."""
     connect().create_registered_model("counter")
-    add_version(store_model(folder), task, **options)
+    add_version(store_model(folder), task, columns=columns, **options)
     connect().set_registered_model_alias("counter", "champion", "1")
 
 
@@ -38,12 +39,13 @@ def store_model(folder: Path, key: str = KEY) -> str:
     return str(artifact("fit", files, key=key).parts["model"])
 
 
-def add_version(digest: str, task: str = "sft", key: str = KEY, **options: Any) -> str:
+def add_version(digest: str, task: str = "sft", key: str = KEY, columns: Sequence[str] = (), **options: Any) -> str:
     """A further version of `counter` with the same files; with another digest, one whose files are nowhere. Returns its
     number."""
-    columns = task_types.class_of(task).columns
-    column = "messages" if "messages" in columns else next(iter(columns))
-    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps({column: "talk"})}
+    known = task_types.class_of(task).columns
+    main = "messages" if "messages" in known else next(iter(known))
+    read = {column: column for column in columns} or {main: "talk"}
+    tags = {TASK_TAG: json.dumps({"task": task, "options": options}), COLUMNS_TAG: json.dumps(read)}
     tags |= {MAX_LENGTH_TAG: "64", MODEL_TAG: digest, "finetune.fit.key": key}
     return str(connect().create_model_version("counter", "file:///nowhere", tags=tags).version)
 

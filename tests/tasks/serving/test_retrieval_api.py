@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.flows.served import Server, register
-from tests.training.counting import WORDS, write_assistant
+from tests.training.counting import NUMBERS, WORDS, write_assistant, write_classifier
 
 
 @pytest.fixture
@@ -60,3 +60,36 @@ def test_embeddings_are_those_of_predict_as_numbers_or_base64_and_shortened_if_t
     with pytest.raises(openai.NotFoundError, match="there is no model 'other': counter is served"):
         api.embeddings.create(model="other", input="one")
     assert embedder.client.post("/v1/rerank", json={}).status_code == 404
+
+
+@pytest.mark.parametrize("columns", [("query", "document"), ("query", "documents")], ids=["of rows", "of lists"])
+def test_documents_are_sorted_by_their_scores_for_a_query(columns: tuple[str, str], home: Path, tmp_path: Path) -> None:
+    register(write_scorer(tmp_path / "model"), "reranking", columns)
+    documents = ["two", "nine", {"text": "five"}]
+    with Server(home, "counter") as server:
+        asked = {"model": "counter", "query": "one", "documents": documents}
+        found = server.client.post("/v1/rerank", json=asked).json()
+        first = server.client.post("/v1/rerank", json=asked | {"top_n": 1, "return_documents": True}).json()
+        empty = server.client.post("/v1/rerank", json=asked | {"documents": ["two", " "]})
+        assert server.client.post("/v1/embeddings", json={}).status_code == 404
+    scores = [one["relevance_score"] for one in found["results"]]
+    assert [one["index"] for one in found["results"]] == [1, 2, 0] and scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)  # a sigmoid, by the default loss
+    assert found["model"] == "counter/1" and found["usage"] == {"total_tokens": 6}
+    assert first["results"] == [{"index": 1, "relevance_score": scores[0], "document": {"text": "nine"}}]
+    assert empty.status_code == 400 and "documents" in empty.json()["error"]["message"]
+
+
+def write_scorer(folder: Path) -> Path:
+    """A reranker: the score of a document is higher for larger numbers as its last word."""
+    import torch
+    from transformers import GPT2ForSequenceClassification
+
+    write_classifier(folder, shift=0)
+    model = GPT2ForSequenceClassification.from_pretrained(folder, num_labels=1, ignore_mismatched_sizes=True)
+    with torch.no_grad():
+        model.score.weight.zero_()
+        for number, word in enumerate(NUMBERS):
+            model.score.weight[0, WORDS.index(word)] = number / 10
+    model.save_pretrained(folder)
+    return folder
