@@ -132,35 +132,40 @@ def _data_section(recipe: Recipe, rows: Artifact, files: LabelledFiles) -> Data:
 
 
 def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
-    task_type = specification(settings.task, settings.options)
-    sources = {SPLIT: [pin.path for pin in settings.files]}
-    template = load_template(inputs["tokenizer"]) if "tokenizer" in inputs else None
-    refused = partial(task_type.refused_rows, template) if template else None
-
-    def read(data: Data) -> LoadDataResult:
-        return load(
-            *(data, task_type, sources, work.out, work.progress, [SPLIT]),
-            only=SPLIT,
-            spelt=settings.spelt,
-            refused_rows=refused,
-        )
-
     try:
-        try:
-            result = read(settings.data)
-        except UserError as error:
-            lacking = [problem for problem in error.problems if problem.where == GROUP_COLUMN]
-            if settings.data.split is None or not lacking:
-                raise
-            result = read(settings.data.model_copy(update={"split": None}))
-            message = f"{lacking[0].message} Rows are taken to be independent, so intervals are too narrow if rows of "
-            message += "one group are alike: add the column."
-            work.on_events([{"kind": "warning", "message": message}])
+        result = _read(work, settings, inputs)
     except UserError as error:
         raise UserError(_name_option(problem, settings.option) for problem in error.problems) from error
     require_unchanged(settings.files)
     emit_warnings(work, read_report(work.out))
     return result
+
+
+def _read(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
+    """Reads the rows; without groups and with a warning, if they have no column for them."""
+    task_type = specification(settings.task, settings.options)
+    template = load_template(inputs["tokenizer"]) if "tokenizer" in inputs else None
+    read = partial(
+        load,
+        task_type=task_type,
+        sources={SPLIT: [pin.path for pin in settings.files]},
+        out=work.out,
+        progress=work.progress,
+        evaluated=[SPLIT],
+        only=SPLIT,
+        spelt=settings.spelt,
+        refused_rows=partial(task_type.refused_rows, template) if template else None,
+    )
+    try:
+        return read(settings.data)
+    except UserError as error:
+        lacking = [problem for problem in error.problems if problem.where == GROUP_COLUMN]
+        if not lacking:
+            raise
+        result = read(settings.data.model_copy(update={"split": None}))
+        message = f"{lacking[0].message} Rows are taken to be independent, so intervals are too narrow if rows of one "
+        work.on_events([{"kind": "warning", "message": f"{message}group are alike: add the column."}])
+        return result
 
 
 def _name_option(problem: Problem, option: str) -> Problem:
