@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -82,7 +83,7 @@ def write(file: str, row: Callable[[random.Random], str], header: str = "", rows
     Path(file).write_text("\n".join([*([header] if header else []), *(row(draw) for _ in range(rows))]) + "\n")
 
 
-def recipe_of(name: str) -> dict[str, object]:
+def recipe_of(name: str) -> dict[str, Any]:
     """The recipe in deployments/NAME.yaml."""
     return dict(
         yaml.safe_load(Path("deployments", f"{name}.yaml").read_text())["deployments"][0]["parameters"]["recipe"]
@@ -145,6 +146,30 @@ def test_rows_of_groups_and_of_changing_times_are_held_out_by_them(folder: Path)
     recipe = yaml.safe_load(Path("deployments/news.yaml").read_text())["deployments"][0]["parameters"]["recipe"]
     assert recipe["data"]["split"] == {"by": "time", "column": "day"}
     assert main(["check", "deployments/news.yaml"]) == 0
+
+
+def test_candidates_of_queries_are_reranked_in_lists_or_rows_and_stay_together(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw, lists, rows = random.Random(3), list[str](), ["question,passage,label"]
+    for number in range(60):
+        query, documents = f"which are {draw.choice([*LABELS])} {number}", [sentence(draw, label) for label in LABELS]
+        grades = draw.sample([3, 1, 0], 3)
+        lists.append(json.dumps({"query": query, "docs": documents, "labels": grades}))
+        rows += [f"{query},{text},{int(grade == 3)}" for text, grade in zip(documents, grades, strict=True)]
+    Path("lists.jsonl").write_text("\n".join(lists) + "\n")
+    Path("pairs.csv").write_text("\n".join(rows) + "\n")
+    for file in ("lists.jsonl", "pairs.csv"):
+        assert main(["init", file, "--yes", "--model", "scratch"]) == 0
+        name = file.partition(".")[0]
+        recipe = recipe_of(name)
+        assert recipe["task"] == "reranking" and recipe["evaluation"]["metrics"] == ["ndcg_at_10", "mrr_at_10"]
+        assert ("split" in recipe["data"]) == (name == "pairs") and recipe.get("options", {}) == (
+            {"loss": "lambda"} if name == "lists" else {}
+        )
+        assert "at first BM25" in " ".join(Path(f"deployments/{name}.yaml").read_text().replace("#", "").split())
+        assert main(["check", f"deployments/{name}.yaml"]) == 0, capsys.readouterr()
+    assert recipe["data"]["split"] == {"by": "group", "column": "question"}
 
 
 def test_each_guess_has_a_second_best_and_the_gate_names_what_it_compares(folder: Path) -> None:
