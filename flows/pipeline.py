@@ -16,6 +16,7 @@ from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, load_data, needs_tokenizer
 from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.mine_negatives import mine_negatives
 from tasks.stages.must_hold import load_must_hold, must_hold, predict_must_hold
 from tasks.stages.predict import (
     answers_prompts,
@@ -98,7 +99,10 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
-    tokens = build(tokenize, recipe, data, model)
+    mined = None
+    if (negatives := recipe.data.negatives) is not None:
+        mined = build(mine_negatives, recipe, lock, data, model if negatives.source == "base" else None)
+    tokens = build(tokenize, recipe, data, model, mined)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
     return TrainingInputs(lock, data, model, with_reference, held, folds)

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from flows.cli.shared import COMPLETED
 from flows.reports.tables import align
 from tasks.cache import garbage_collection
-from tasks.cache.garbage_collection import INCOMPLETE, JOBS, QUARANTINE, RECORDS, REMOVED, REPRODUCED, Piece, Sizes
+from tasks.cache.garbage_collection import (
+    BLOCKS,
+    INCOMPLETE,
+    JOBS,
+    QUARANTINE,
+    RECORDS,
+    REMOVED,
+    REPRODUCED,
+    Piece,
+    Sizes,
+)
 from tasks.home import home, home_path, tracking_is_local
 from tasks.registry.retention import find_needs, find_shared_needs
 from tasks.reports.formatting import format_size
@@ -19,7 +29,8 @@ from tasks.shared_store.maintenance import Content, Maintenance, Plan
 from training.problems import UserError
 
 DAYS = 30
-LEFTOVERS = (JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)  # listed after the artifacts of the stages
+# Listed after the artifacts of the stages.
+LEFTOVERS = (BLOCKS, JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS, REPRODUCED)
 OTHER_PARTS = ("runs", "services", "mlartifacts", "mlflow.db", "prefect")  # of the home, that grow
 
 

@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.cache import store
+from tasks.cache.blocks import users_of
 from tasks.home import home
 from tasks.locks import FlockManager, exclusive_lock, is_held, shared_lock
 from training.problems import UserError
 
 JOBS, QUARANTINE, INCOMPLETE, REMOVED = "jobs", "quarantine", "incomplete", "half-removed"
+BLOCKS = "blocks of rows"
 RECORDS, REPRODUCED = "old run records", "reproductions"
 REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
@@ -60,7 +62,7 @@ class Piece:
     """A folder that is kept or removed as a whole."""
 
     sort: str
-    """The stage of an artifact, else JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS or REPRODUCED."""
+    """The stage of an artifact, else BLOCKS, JOBS, QUARANTINE, INCOMPLETE, REMOVED, RECORDS or REPRODUCED."""
     path: Path
     needed_by: tuple[str, ...]
     """Empty if the folder can be removed."""
@@ -80,7 +82,7 @@ def find_pieces(needs: Needs) -> list[Piece]:
     """All folders that could ever be removed, with the runs and versions that need them."""
     artifacts, jobs = [*_artifacts(needs)], [*_jobs(needs)]
     stored = {piece.path.name for piece in (*artifacts, *jobs)}
-    return [*artifacts, *jobs, *_leftovers(), *_records(needs, stored), *find_reproductions()]
+    return [*artifacts, *_blocks(artifacts), *jobs, *_leftovers(), *_records(needs, stored), *find_reproductions()]
 
 
 def remove_jobs_of_killed_servers() -> None:
@@ -266,6 +268,14 @@ def _artifacts(needs: Needs) -> Iterator[Piece]:
                 yield Piece(INCOMPLETE, stage / entry.name, ())
             elif entry.is_dir():
                 yield Piece(stage.name, stage / entry.name, tuple(needs.needed_by.get(entry.name, ())))
+
+
+def _blocks(artifacts: Iterable[Piece]) -> Iterator[Piece]:
+    """Families of blocks of rows. One is needed as long as one of its artifacts is."""
+    needed_by = {(piece.sort, piece.path.name): piece.needed_by for piece in artifacts}
+    for family in sorted((home() / "blocks").glob("*/")):
+        owners = [owner for user in users_of(family) for owner in needed_by.get(user, ())]
+        yield Piece(BLOCKS, family, tuple(dict.fromkeys(owners)))
 
 
 def _jobs(needs: Needs) -> Iterator[Piece]:

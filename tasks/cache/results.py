@@ -107,6 +107,12 @@ class Champion(BaseModel):
         return f"{self.name}/{self.version}"
 
 
+class Retriever(Champion):
+    """The registered model of embeddings that finds negatives, with its own task type and options."""
+
+    task: str
+
+
 class NumberedComparison(BaseModel):
     """The number of a comparison among all on the same test rows."""
 
@@ -153,6 +159,8 @@ class Lock(BaseModel):
     """The registered version that is the base model, for `model.source: registry`."""
     started_from: Champion | None = None
     """The champion that training starts from in place of the base model; None if it starts from the base model."""
+    negatives_version: Retriever | None = None
+    """The registered version that finds negatives, for `data.negatives.source: registry`."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1

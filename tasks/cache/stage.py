@@ -215,19 +215,24 @@ class Stage(Generic[Result]):
         """The inputs by flat name as JSON values, and their display names. Raises UserError for missing user
         objects."""
         given = prepared.inputs()
-        flat = dict(flatten(given.values))
-        if self.cached:
-            own, installed = users_code(given.named)
-            code = code_behind([*given.code, *own], given.outside)
-            for path, digest in code.digests.items():
-                flat[f"code.{path}"] = digest
-            for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():
-                flat[f"library.{library}"] = version
-        return dict(sorted(flat.items())), dict(given.names)
+        flat = flat_inputs(given) if self.cached else dict(sorted(flatten(given.values)))
+        return flat, dict(given.names)
 
     def key(self, flat: Mapping[str, Any]) -> str:
         """The artifact's name: safe for file systems, without dots."""
         return digest_of({"stage": self.name, "inputs": dict(flat)})[:40]
+
+
+def flat_inputs(given: Inputs) -> dict[str, Any]:
+    """The inputs of a cached stage by flat name as JSON values. Raises UserError for missing user objects."""
+    flat = dict(flatten(given.values))
+    own, installed = users_code(given.named)
+    code = code_behind([*given.code, *own], given.outside)
+    for path, digest in code.digests.items():
+        flat[f"code.{path}"] = digest
+    for library, version in library_versions([*given.libraries, *installed, *code.distributions]).items():
+        flat[f"library.{library}"] = version
+    return dict(sorted(flat.items()))
 
 
 def without_number(stage: str) -> str:

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
+from tasks.cache.blocks import family_of, shared_blocks
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Inputs, Stage, Work
+from tasks.cache.stage import Inputs, Stage, Work, flat_inputs
 from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.engines.engine import Runner
 from tasks.jobs.engines.local import LOCAL
@@ -72,6 +73,22 @@ def folder_of(artifact: Artifact, name: str) -> Files:
     return Files(artifact.path / name, {f"{artifact.stage}/{name}": artifact.parts[name]})
 
 
+def joined(name: str, *several: Files) -> Files:
+    """The files of several folders in one, which is made in the job under this name."""
+
+    def make(work: Work) -> Path:
+        place = work.job / name
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        for files in several:
+            folder = files.folder if isinstance(files.folder, Path) else files.folder(work)
+            for file in files.names or ():
+                place.joinpath(file).symlink_to(folder / file)
+        return place
+
+    return Files(make, {key: digest for files in several for key, digest in files.digests.items()})
+
+
 def whole(artifact: Artifact) -> Files:
     """All files of an artifact."""
     return Files(artifact.path, {artifact.stage: artifact.digest})
@@ -111,6 +128,9 @@ class StageJob:
     runner: Callable[[Work, Mapping[str, Path]], Runner[Any]] | None = None
     """Returns the runner of the program, from the folders of the artifacts by name; without, it runs on this machine.
     Not in the key."""
+    blocks_without: tuple[str, ...] | None = None
+    """For a program that computes rows in blocks: the names in the key, or sections of names, that change no block.
+    Jobs that differ in these alone share blocks (tasks/cache/blocks.py). None: it has no blocks."""
     around: Callable[[Work], AbstractContextManager[None]] | None = None
     """Returns a context in which the program runs, such as the upload of its checkpoints. Not in the key."""
     show: Callable[[Work, Any], None] | None = None
@@ -138,7 +158,7 @@ class StageJob:
         """Runs the program to its end, fills `work.out`, and returns the result as JSON values. Raises as `run_child`
         does."""
         inputs = self.link_inputs(work, work.job / INPUTS)
-        with self.around(work) if self.around else nullcontext():
+        with self.around(work) if self.around else nullcontext(), self._shared_blocks(work):
             if isinstance(self.program, str):
                 result = self._run_child(work, self.program, inputs)
             else:
@@ -146,6 +166,11 @@ class StageJob:
         if self.show:
             self.show(work, result)
         return result
+
+    def _shared_blocks(self, work: Work) -> AbstractContextManager[None]:
+        if self.blocks_without is None:
+            return nullcontext()
+        return shared_blocks(work, family_of(flat_inputs(self.inputs()), self.blocks_without))
 
     def link_inputs(self, work: Work, folder: Path) -> dict[str, Path]:
         """Makes the new folder with links to what the program may read; returns the places by name."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Champion, Lock, PinnedRows
+from tasks.cache.results import Champion, Lock, PinnedRows, Retriever
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
@@ -46,6 +46,7 @@ from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.data_fields import OF_MIXTURE
 from training.recipe.field_types import split_version_name
+from training.recipe.task_specification import specification_class
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -55,7 +56,7 @@ PARTS = ("model", "tokenizer")
 _SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
 # Fields of a recipe's data that do not change the rows.
-_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections"}
+_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections", "negatives"}
 
 
 class CurrentChampion(NamedTuple):
@@ -102,7 +103,32 @@ def find_base(recipe: Recipe) -> Champion:
     """Finds the version that `model.path` names, which is the base model. Raises UserError, with the models, aliases or
     versions that exist, if there is none; UserError if another program registered it without a whole model; and
     MlflowFailed."""
-    where, path = "model.path", str(recipe.model.path)
+    where = "model.path"
+    version = _find_named(str(recipe.model.path), where)
+    champion = _describe(version, recipe.task)
+    if MODEL_TAG not in version.tags:
+        _require_whole_model(champion, where)
+    return champion
+
+
+def find_retriever(recipe: Recipe) -> Retriever:
+    """Finds the version that `data.negatives.path` names, with which negatives are found. Raises UserError as
+    `find_base` does, and for one that this project did not register or that gives no embeddings; and MlflowFailed."""
+    assert recipe.data.negatives is not None
+    where = "data.negatives.path"
+    version = _find_named(str(recipe.data.negatives.path), where)
+    task = read_tag(version, TASK_TAG, TaskTag | None)
+    name = f"{version.name}/{version.version}"
+    if task is None or not specification_class(task["task"]).embeds:
+        kind = "was not registered by finetune" if task is None else f"is a model of {task['task']}"
+        message = f"{name} {kind}, and negatives are found by a model of embeddings: name one of those, or set source "
+        raise UserError.of("data", where, f"{message}to bm25.")
+    described = _describe(version, task["task"])
+    return Retriever(**dict(described), task=task["task"])
+
+
+def _find_named(path: str, where: str) -> ModelVersion:
+    """The version of this name in the recipe's field `where`."""
     name, alias, number = split_version_name(path)
     if not has_database():  # a plan creates no database
         message = f"no model {name!r} is registered: nothing is registered in {home()} yet. Run the recipe "
@@ -110,17 +136,13 @@ def find_base(recipe: Recipe) -> Champion:
     try:
         with mlflow_errors():
             client = connect()
-            version = need_version(client, need_model(client, name), alias=alias, version=number)
+            return need_version(client, need_model(client, name), alias=alias, version=number)
     except UserError as error:
         advice = f"Name a version that exists, or run the recipe that registers {name}"
         advice += f" and give a version this alias: finetune promote {name} VERSION --alias {alias}." if alias else "."
         raise UserError(
             Problem(kind="model", where=where, message=f"{problem.message} {advice}") for problem in error.problems
         ) from None
-    champion = _describe(version, recipe.task)
-    if MODEL_TAG not in version.tags:
-        _require_whole_model(champion, where)
-    return champion
 
 
 def _require_whole_model(champion: Champion, where: str) -> None:
@@ -132,10 +154,14 @@ def _require_whole_model(champion: Champion, where: str) -> None:
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
-    """Returns the digest of the training rows: the content of the training split, how it is read, and the corrections
-    of labels. It covers neither the paths of files nor other splits."""
-    digest = _digest_source(recipe, lock)
-    return digest_of({"source": digest, "corrections": lock.corrections.sha256}) if lock.corrections else digest
+    """Returns the digest of the training rows: the content of the training split, how it is read, the corrections of
+    labels, and the choice of negatives. It covers neither the paths of files nor other splits."""
+    source, more = _digest_source(recipe, lock), dict[str, Any]()
+    if lock.corrections:
+        more["corrections"] = lock.corrections.sha256
+    if recipe.data.negatives:
+        more["negatives"] = recipe.data.negatives.model_dump(mode="json")
+    return digest_of({"source": source, **more}) if more else source
 
 
 def _digest_source(recipe: Recipe, lock: Lock) -> str:
@@ -321,6 +347,10 @@ _MESSAGES = {
     "model.path": (
         "the version {}, which training starts from,",
         ": name another one, and begin a new run (a resumed run keeps its start).",
+    ),
+    "data.negatives.path": (
+        "the version {}, by which negatives are found,",
+        ": name another one, and begin a new run (a resumed run keeps its version).",
     ),
     "NAME": ("the version {}", ": run its recipe again to register one that has."),
     "VERSION": ("the version {}, which training started from,", ": so the model cannot be reproduced here."),

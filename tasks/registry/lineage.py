@@ -202,6 +202,8 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
             section["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in pinned.files.items()}
     if lock.model_version is not None:
         values["model"]["path"] = str(lock.model_version)
+    if lock.negatives_version is not None:
+        values["data"]["negatives"]["path"] = str(lock.negatives_version)
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
     if lock.corrections is not None:

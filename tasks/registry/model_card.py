@@ -251,6 +251,8 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
             section["revision"] = pinned.hub.commit
     if lock.model_version is not None:
         values["model"]["path"] = str(lock.model_version)
+    if lock.negatives_version is not None:
+        values["data"]["negatives"]["path"] = str(lock.negatives_version)
     resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 

@@ -117,11 +117,14 @@ def _replace_values(fields: Any, values: Any) -> Any:
 
 
 def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
-    """The recorded rows and base model, by stage, if the files that they were made of are missing here: from this home
-    or the shared store. Empty if nothing is missing, or not all of it is stored."""
+    """The recorded rows and base model, by stage, if the files that they were made of are missing here, and negatives
+    that a registered version has found: from this home or the shared store. Empty if nothing is missing, or not all of
+    it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
+    if recorded.negatives_version is not None:  # the present registry may lack the version
+        missing.append("mine_negatives")
     keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
     found: dict[str, Artifact] = {}
     for stage in missing:

@@ -16,6 +16,7 @@ from tasks.reports.model_reports import summarize_calibration, summarize_exports
 
 if TYPE_CHECKING:
     from training.data.folds import FoldsResult, OutOfFoldResult
+    from training.data.hard_negatives import MineResult
     from training.data.load_rows import LoadDataResult
     from training.engine.fit_settings import FitResult
     from training.evaluation.scores import Comparison, HeldRows, SplitScores
@@ -80,6 +81,11 @@ def _summarize_tokens(result: TokenizeResult) -> str:
     return f"{result.tokens:,} tokens, {result.truncated:,} rows cut"
 
 
+def _summarize_mined(result: MineResult) -> str:
+    texts = "" if result.texts is None else f"; {result.embedded:,} of {result.texts:,} texts embedded"
+    return f"{result.negatives:,} negatives for {result.rows:,} rows{texts}"
+
+
 def _summarize_training(result: FitResult) -> str:
     return f"{result.steps:,} steps, {result.train_samples_per_second:.0f} rows/s, train loss {result.train_loss:.3f}"
 
@@ -116,6 +122,7 @@ STAGES = {
     "assign_folds": StageEntry(_summarize_folds, is_optional=True),
     "load_must_hold": StageEntry(_summarize_held, is_optional=True),
     "load_model": StageEntry(_summarize_model),
+    "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_rate, is_optional=True),
     "fit": StageEntry(_summarize_training),

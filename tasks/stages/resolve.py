@@ -21,7 +21,7 @@ from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
 from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.prediction.input_rows import list_files
-from tasks.registry.champions import digest_rows, find_base, find_start
+from tasks.registry.champions import digest_rows, find_base, find_retriever, find_start
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url, name_of
 from training.data.listing import SourceFile, describe_unread, list_texts
@@ -135,6 +135,10 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
             found |= _pin_model(recipe, found, progress)
         except UserError as error:
             problems.extend(error.problems)
+    try:
+        found |= _pin_negatives(recipe, found)
+    except UserError as error:
+        problems.extend(error.problems)
     try:
         found["must_hold"] = pin_must_hold(recipe)
     except UserError as error:
@@ -355,6 +359,17 @@ def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dic
             found["notes"].append(f"training starts from {version}, which is {model.path}")
         return {"model_version": version}
     return {}
+
+
+def _pin_negatives(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
+    """The version that finds negatives, if the recipe names one."""
+    negatives = recipe.data.negatives
+    if negatives is None or negatives.source != "registry":
+        return {}
+    version = find_retriever(recipe)
+    if str(version) != negatives.path:
+        found["notes"].append(f"negatives are found by {version}, which is {negatives.path}")
+    return {"negatives_version": version}
 
 
 def _model_folder(recipe: Recipe) -> Path:

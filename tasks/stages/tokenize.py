@@ -12,7 +12,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
-from tasks.jobs.job import Files, StageJob, files_of, folder_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, folder_of, joined, stage
 from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
@@ -34,8 +34,9 @@ OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 @stage(TokenizeResult, may_repeat=True)
-def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> StageJob:
-    """Streams the rows through the tokenizer into Arrow, and reports cut rows.
+def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult], mined: Artifact | None = None) -> StageJob:
+    """Streams the rows through the tokenizer into Arrow, and reports cut rows. With `mined`, the training rows are
+    those with negatives.
 
     The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
     level of the check for cut rows.
@@ -45,6 +46,9 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> St
     task_type, has_json = task_types.load(**recipe.task_and_options), _in_process(model)
     libraries = ["tokenizers", "pyarrow", *task_type.libraries]
     tables: dict[str, Any] = {}
+    rows = files_of(data, [f"{split}.arrow" for split in SPLITS])
+    if mined is not None:
+        rows = joined("rows", files_of(mined, ["train.arrow"]), files_of(data, ["validation.arrow", "test.arrow"]))
     if not has_json:
         config = read_json(model.path / "model" / "config.json")
         tables = {"model": {"config": {name: config.get(name) for name in CLASS_FIELDS}}}
@@ -59,7 +63,7 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult]) -> St
             vocab_size=model.result.vocab_size,
         ),
         reads={
-            "data": files_of(data, [f"{split}.arrow" for split in SPLITS]),
+            "data": rows,
             "tokenizer": folder_of(model, "tokenizer"),
             # Of config.json, only the fields in the key choose the class.
             **({} if has_json else {"model": Files(model.path / "model", {}, ("config.json",))}),

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
-from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version
+from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Retriever, Verdict, Version
 from tasks.cache.stage import Stage, without_number
 from tasks.hub.client import Found
 from tasks.prediction.input_rows import Shard
@@ -121,6 +121,12 @@ UNPAIRED = PREFERENCE | {"task": "kto", "data": {**PREFERENCE["data"], "label": 
 SIMILARITY = {"task": "sentence-similarity", "data": {"source": "csv", "path": "rows"}, "evaluation.metrics": ["mse"]}
 PAIRED = SIMILARITY | {"task": "embedding", "evaluation.metrics": ["ndcg_at_10"]}
 TRIPLETS = PAIRED | {"options.loss": "triplet"}
+MINED = {
+    **PAIRED,
+    "data": {**PAIRED["data"], "negatives": {"source": "base", "range_max": 50}},
+    "model": {"source": "folder", "path": "me/small"},
+}
+FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
@@ -169,6 +175,15 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.label_names": Change(["a", "b"], "load_data"),
     "data.checks": Change({"duplicates": "error"}, "load_data"),
     "data.corrections": Change("rows/train.csv", "load_data"),
+    "data.negatives.source": Change("bm25", "mine_negatives", MINED),
+    "data.negatives.path": Change("found/2", "mine_negatives", FOUND),
+    "data.negatives.num_negatives": Change(5, "mine_negatives", MINED),
+    "data.negatives.range_min": Change(2, "mine_negatives", MINED),
+    "data.negatives.range_max": Change(30, "mine_negatives", MINED),
+    "data.negatives.max_score": Change(0.9, "mine_negatives", MINED),
+    "data.negatives.min_score": Change(0.1, "mine_negatives", MINED),
+    "data.negatives.absolute_margin": Change(0.1, "mine_negatives", MINED),
+    "data.negatives.relative_margin": Change(0.1, "mine_negatives", MINED),
     "data.weight_by": Change("characters", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.stopping_strategy": Change("all_exhausted", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.mix_seed": Change(1, "load_data", {"data": MIXTURE}),
@@ -483,6 +498,12 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+def find_retriever(recipe: Recipe) -> Retriever:
+    assert recipe.data.negatives is not None
+    named = str(recipe.data.negatives.path)
+    return Retriever(name="found", version=named[-1], model=named, max_length=64, task="embedding")
+
+
 @pytest.fixture(autouse=True)
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """A working directory with what recipes name; no network, GPU or package that is not there for all."""
@@ -526,6 +547,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])
     monkeypatch.setattr(resolving, "_exports_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "find_retriever", find_retriever)
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
@@ -678,6 +700,31 @@ def test_folds_change_no_key_of_other_stages_and_a_recipe_without_them_has_the_k
     assert changed(keys(base()), keys(spelt(base(), FOLDED))) == NAMES_OF_FOLDS
 
 
+OF_NEGATIVES = {
+    "load_data/train.arrow": "mine_negatives",
+    "load_data/validation.arrow": "tokenize",
+    "mine_negatives/train.arrow": "tokenize",
+    "load_model/model": "mine_negatives fit",
+    "load_model/tokenizer": "mine_negatives tokenize fit",
+}
+
+
+@pytest.mark.parametrize("edited", OF_NEGATIVES)
+def test_only_training_rows_with_their_negatives_become_tokens(edited: str) -> None:
+    found = changed(keys(spelt(base(), MINED)), keys(spelt(base(), MINED), edited))
+    assert found & {"mine_negatives", "tokenize", "fit"} == set(OF_NEGATIVES[edited].split())
+
+
+def test_negatives_are_shared_by_losses_and_trainings_and_those_by_words_by_models() -> None:
+    for given, changes in (
+        (MINED, {"options.loss": "triplet", "options.scale": 9.0, "training.per_device_eval_batch_size": 8}),
+        (spelt(MINED, {"data.negatives.source": "bm25"}), {"model.path": "me/other", "tokens.max_length": 64}),
+    ):
+        values = spelt(base(), given)
+        (_,) = {keys(spelt(values, {name: value}))["mine_negatives"] for name, value in changes.items()}
+    assert not keys(spelt(base(), PAIRED)).keys() & {"mine_negatives"}
+
+
 OF_REFERENCE = {
     "load_model": "tokenize reference_logprobs fit",
     "tokenize/test.arrow": "reference_logprobs",
@@ -715,9 +762,10 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED, **FOLDED}
     values = spelt(base(), {**optional, "release.gate.control": "all"})
     built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
-    assert built == [stage for stage in STAGES if stage != "reference_logprobs"]
-    with_reference = ["resolve", *keys(spelt(base(), PREFERENCE))]
-    assert with_reference == [stage for stage in STAGES if stage in with_reference] and "reference_logprobs" in STAGES
+    assert built == [stage for stage in STAGES if stage not in ("reference_logprobs", "mine_negatives")]
+    for given, name in ((PREFERENCE, "reference_logprobs"), (MINED, "mine_negatives")):
+        other = ["resolve", *keys(spelt(base(), given))]
+        assert other == [stage for stage in STAGES if stage in other] and name in other
 
 
 def test_the_shards_of_a_version_hang_on_its_calibration_and_the_code_that_applies_it() -> None:

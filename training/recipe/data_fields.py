@@ -38,11 +38,13 @@ OF_MIXTURE = ("mix", "weight_by", "stopping_strategy", "mix_seed")
 """Fields of `data` that a set does not have."""
 OF_SET = ("name", "weight", "epochs")
 """Fields of a set that `data` does not have."""
-SHARED = ("label_names", "checks", "corrections")
+SHARED = ("label_names", "checks", "corrections", "negatives")
 """Fields that are the same for all sets, because they are about the rows of all sets together."""
 _FIELD = re.compile(r"(?<![\w./-])data\.([a-z_]+)")
 _SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7})?(\.gz|\.zst)?$")
 
+MAX_RANGE = 1_000_000
+"""The largest number of documents of a query that are counted."""
 PLACE = NotInKey("the digests of the files are in the key, or the commit and the names on the Hub")
 
 
@@ -146,6 +148,32 @@ else:
     )
 
 
+class Negatives(Section):
+    """Documents near a query that do not belong to it, which are found among those of all training rows and added to
+    the rows of the query. Names, meanings and defaults are those of sentence-transformers' mine_hard_negatives."""
+
+    source: Literal["bm25", "base", "registry"]
+    """The scores by which documents are near. bm25: the words that they share with the query, without a model. base:
+    the similarity of embeddings of the base model. registry: of a version in MLflow's registry."""
+    path: Annotated[Text | None, NotInKey("the digest of the version's model is in the key")] = None
+    """For registry `NAME@alias` or `NAME/version` of a model of embeddings, which is pinned to a version; else null."""
+    num_negatives: int = Field(default=3, ge=1, le=1000)
+    """The documents that a row gets, the nearest ones first; fewer if there are not as many."""
+    range_min: int = Field(default=0, ge=0, le=MAX_RANGE)
+    """How many of the nearest documents are passed over, because they may answer the query although no row says so."""
+    range_max: int | None = Field(default=None, ge=1, le=MAX_RANGE)
+    """The number of nearest documents among which negatives are chosen (null: all)."""
+    max_score: float | None = None
+    """The highest score of a negative: from -1 to 1 for embeddings; of any size for bm25 (null: any)."""
+    min_score: float | None = None
+    """The lowest score of a negative (null: any; for bm25 above 0)."""
+    absolute_margin: float | None = Field(default=None, ge=0)
+    """By how much the score of a negative is at least below that of the positive, the lowest of several (null: it may
+    be above)."""
+    relative_margin: float | None = Field(default=None, ge=0, le=1)
+    """The same as a share of the positive's score: 0.05 takes documents of at most 95 % of it (null: none)."""
+
+
 class Data(_Rows):
     """The source of the rows, and the columns to use."""
 
@@ -168,6 +196,9 @@ class Data(_Rows):
     """A CSV file or URL with people's decisions about labels of train, as `finetune labels` writes it: a row with a
     label in the column `decision` gets it, one with `drop` is left out, and one with `keep` or nothing stays. Rows are
     recognised by their inputs; validation and test stay as they are (null: none)."""
+    negatives: Annotated[Negatives | None, NotInKey("they are added to stored rows")] = None
+    """Hard negatives for training rows of embedding and reranking, found by the stage `mine_negatives`:
+    docs/how-to/hard-negatives.md (null: only those that the rows have)."""
     mix: Annotated[list[MixedSet] | None, NotInKey("the sets are in the key by their names")] = Field(
         default=None, min_length=1
     )

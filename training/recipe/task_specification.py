@@ -46,6 +46,8 @@ class TaskSpecification(RowSpecification):
     answers: ClassVar[Literal["prompts", "turns"] | None] = None
     """How answers are generated: to the prompt of a row, as in AnswersPrompts of training.task_types.task_type, which
     evaluation.judge compares; in place of each message of a row's assistant, as in AnswersTurns; or not at all."""
+    embeds: ClassVar[bool] = False
+    """Whether its models give texts embeddings, as those of training.task_types.text_embedding do."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
     label_smoothing_factor. A recipe that sets another of these is refused."""
@@ -72,6 +74,11 @@ class TaskSpecification(RowSpecification):
     def position_limits(self) -> dict[str, int]:
         """The options, besides tokens.max_length, that are numbers of tokens for which the model needs positions."""
         return {}
+
+    @property
+    def negative_sources(self) -> Sequence[str]:
+        """The values of data.negatives.source for its rows; empty if they take no mined negatives."""
+        return ()
 
     def while_training(self, strategy: str) -> Self:
         """The task type for evaluations during training, given compute.strategy: with a `loss_only_reason` if

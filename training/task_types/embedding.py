@@ -25,7 +25,7 @@ from pydantic import NonNegativeFloat
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank, rank_by
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.task_type import Column
+from training.task_types.task_type import Column, MinesNegatives
 from training.task_types.text_embedding import Embeddings, TextEmbedding, hash_ids
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
 
 
-class Embedding(TextEmbedding):
+class Embedding(TextEmbedding, MinesNegatives):
     """Embeddings of texts, from pairs of texts that belong together."""
 
     class Options(TextEmbedding.Options):
@@ -55,6 +55,8 @@ class Embedding(TextEmbedding):
     option_stages: ClassVar = {
         "load_data": ("loss",),
         "tokenize": ("prompts",),
+        "mine_negatives": (),
+        "embed": ("prompts", "pooling", "normalize"),
         "fit": (
             *("loss", "scale", "symmetric", "margin", "distance_metric", "matryoshka_dims", "matryoshka_weights"),
             *("pooling", "normalize"),
@@ -88,6 +90,25 @@ class Embedding(TextEmbedding):
             for name, values in ((name, rows[name].to_pylist()) for name in self.columns if name in rows.schema.names)
         ]
         return [[text for of_column in row for text in of_column] for row in zip(*columns, strict=True)]
+
+    # Mined negatives
+
+    @property
+    def negative_sources(self) -> Sequence[str]:
+        return ("bm25", "base", "registry")
+
+    def judged_documents(self, rows: pa.RecordBatch) -> list[tuple[str, list[tuple[str, bool]]]]:
+        return [
+            (query, [(text, name == POSITIVE) for name, text in documents])
+            for (_, query), *documents in self.texts(rows)
+        ]
+
+    def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch:
+        """The texts are added to the column `negatives`."""
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        own = columns[NEGATIVES].to_pylist() if NEGATIVES in columns else [[]] * rows.num_rows
+        lists = [[*texts, *more] for texts, more in zip(own, negatives, strict=True)]
+        return pa.RecordBatch.from_pydict({**columns, NEGATIVES: pa.array(lists, pa.list_(pa.string()))})
 
     # Evaluation
 

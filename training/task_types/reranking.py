@@ -34,7 +34,7 @@ from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank_candidates
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.task_type import Column, TaskType
+from training.task_types.task_type import Column, MinesNegatives
 from training.tokenization.features import Features, list_column
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ _OF_LISTS = ("list_net", "lambda")
 _BITS = np.uint64(2**53 - 1)
 
 
-class Reranking(TaskType):
+class Reranking(MinesNegatives):
     """A score of a document for a query."""
 
-    class Options(TaskType.Options):
+    class Options(MinesNegatives.Options):
         """The options of reranking, under the names of sentence-transformers' losses."""
 
         loss: LossName = "binary_cross_entropy"
@@ -71,6 +71,7 @@ class Reranking(TaskType):
     option_stages: ClassVar = {
         "load_data": ("loss",),
         "tokenize": ("loss",),
+        "mine_negatives": (),
         **dict.fromkeys(("evaluate", "predict", "score", "compare"), ()),
     }
     auto_class = "AutoModelForSequenceClassification"
@@ -132,6 +133,33 @@ class Reranking(TaskType):
             columns["targets"] = np.array([self._count_targets(row) for row in labels], np.int32)
         lost = np.bincount(row, encoded.lost, rows.num_rows).astype(np.int64)
         return Features(pa.RecordBatch.from_pydict(columns), lost, longest=longest)
+
+    # Mined negatives
+
+    @property
+    def negative_sources(self) -> Sequence[str]:
+        """A document that is found has the label 0, which is no score of a larger model."""
+        return () if self.options.loss == "mse" else ("bm25", "registry")
+
+    def judged_documents(self, rows: pa.RecordBatch) -> list[tuple[str, list[tuple[str, bool]]]]:
+        documents, counts = _documents(rows)
+        parts = np.split(np.array(documents, object), np.cumsum(counts)[:-1])
+        return [
+            (query, [(document, label > 0) for document, label in zip(part, labels, strict=True)])
+            for query, part, labels in zip(rows["query"].to_pylist(), parts, _read_labels(rows), strict=True)
+        ]
+
+    def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch:
+        """Each row becomes a list of candidates; the documents that are added have the label 0."""
+        judged = self.judged_documents(rows)
+        documents = [
+            [*(document for document, _ in own), *more] for (_, own), more in zip(judged, negatives, strict=True)
+        ]
+        labels = [
+            json.dumps([*own, *([0] * len(more))]) for own, more in zip(_read_labels(rows), negatives, strict=True)
+        ]
+        columns = {"query": rows["query"], "documents": pa.array(documents, pa.list_(pa.string())), "labels": labels}
+        return pa.RecordBatch.from_pydict(columns)
 
     def _count_targets(self, labels: Sequence[float]) -> int:
         """The targets of a row, as those of a batch."""

@@ -49,6 +49,7 @@ __all__ = [
     "Column",
     "GeneratesAnswers",
     "Loss",
+    "MinesNegatives",
     "TaskType",
     "WholeStep",
 ]
@@ -317,6 +318,20 @@ class WholeStep(TaskType):
         The batches are on the model's device, and the model is in training mode. Every rank calls it; `gather` returns
         a value of every rank, on every rank.
         """
+
+
+class MinesNegatives(TaskType):
+    """Rows of queries and documents, to which the stage mine_negatives adds documents that do not belong to them. The
+    property `negative_sources` names the values of data.negatives.source that they take."""
+
+    @abstractmethod
+    def judged_documents(self, rows: pa.RecordBatch) -> list[tuple[str, list[tuple[str, bool]]]]:
+        """The query of each row, as load_data stores it, and its documents, each with whether it belongs to the
+        query."""
+
+    @abstractmethod
+    def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch:
+        """The rows with more documents that do not belong to their queries: those of each row."""
 
 
 class GeneratesAnswers(TaskType):

@@ -104,6 +104,7 @@ class TextEmbedding(WholeStep):
             return weights
 
     options: Options
+    embeds = True
     auto_class = "AutoModel"
     hub_task = "sentence-similarity"
     pipeline = False

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 from flows.cli.runs import _lines
-from tasks.cache.results import Artifact, Champion, Lock, Verdict
+from tasks.cache.results import Artifact, Champion, Lock, Retriever, Verdict
 from tasks.cache.stage import Work
+from tasks.jobs.job import job_of
 from tasks.registry import lineage
 from tasks.registry.model_card import _build_introduction, pin_recipe
 from tasks.registry.reproduction import recorded_recipe, start_model, use_stored_inputs
-from tasks.registry.versions import BASE_VERSION_TAG, STARTED_FROM_TAG
+from tasks.registry.versions import BASE_VERSION_TAG, STARTED_FROM_TAG, TASK_TAG
 from tasks.stages.load_model import load_model
+from tasks.stages.mine_negatives import mine_negatives
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import find_tokenizer
 from tasks.stages.register import _build_origin_tags
 from tasks.stages.resolve import pin, pin_tokenizer
-from tasks.tracking.connection import MODEL_TAG, connect
-from tests.made import NO_WEIGHTS
+from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
+from tests.made import NO_WEIGHTS, artifact
 from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import Recipe, parse
@@ -81,6 +83,32 @@ def test_an_alias_is_pinned_to_its_version_whose_content_and_not_number_is_in_th
     assert key(pinned) == first and pin(pinned).notes == []
     register(**{MODEL_TAG: MODEL})  # the same bytes again, registered under another number
     assert str(pin(recipe).model_version) == "first/3" and key(recipe) == first
+
+
+def test_the_version_that_finds_negatives_is_pinned_with_its_own_task(recipe: Recipe, tmp_path: Path) -> None:
+    register(**{MODEL_TAG: OTHER_MODEL})
+    task = {"task": "sentence-similarity", "options": {"prompts": {"sentence1": "query: "}}}
+    register("found", **{MODEL_TAG: MODEL, TASK_TAG: json.dumps(task), MAX_LENGTH_TAG: "64"})
+    (tmp_path / "rows/train.csv").write_text("query,document,label\na,good,1\nb,bad,0\n")
+    (tmp_path / "rows/validation.csv").write_text("query,document,label\na,good,1\nb,bad,0\n")
+    data = {"source": "csv", "path": str(tmp_path / "rows"), "label": "label"}
+    data["negatives"] = {"source": "registry", "path": "found@champion"}
+    changes = {"task": "reranking", "data": data}
+    mined = second(tmp_path, **changes)
+    lock = pin(mined)
+    version = Retriever(name="found", version="1", model=MODEL, max_length=64, **task)
+    assert lock.negatives_version == version and "negatives are found by found/1, which is found@champion" in lock.notes
+    assert lineage.resolve_fields(mined, lock)["data"]["negatives"]["path"] == "found/1"
+    assert pin_recipe(mined, lock)["data"]["negatives"]["path"] == "found/1"
+    job = job_of(mine_negatives, mined, lock, artifact("load_data", {"train.arrow": b""}), None)
+    assert job.inputs().values["upstream"]["champion"] == MODEL
+    assert job.settings.model_dump(include={"max_length"}) == {"max_length": 64}
+
+    other = second(tmp_path, **changes, **{"data.negatives.path": "first/1"})
+    (problem,) = raised_problems(pin, other)
+    assert problem.where == "data.negatives.path" and "first/1 was not registered by finetune" in problem.message
+    (problem,) = raised_problems(pin, second(tmp_path, **changes, **{"data.negatives.path": "found/9"}))
+    assert (problem.where, problem.message.partition(":")[0]) == ("data.negatives.path", "'found' has no version '9'")
 
 
 def test_a_champion_of_its_own_comes_before_the_base_model_if_the_recipe_starts_from_it(

@@ -511,6 +511,40 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
     parse(PLAIN, {"release.hub": {"repo": "me/thing", "license": "mit", "checkpoints": False}})
 
 
+@pytest.mark.parametrize(
+    ("values", "where", "message"),
+    [
+        ({"task": "sentence-similarity"}, "",
+         "task sentence-similarity with these options takes no mined negatives: set it to null"),
+        ({"task": "reranking", "options": {"loss": "mse"}}, "", "task reranking with these options takes no mined"),
+        ({"task": "reranking", "data.negatives.source": "base"}, ".source",
+         "'base' needs a base model of embeddings, and task reranking trains none: choose from bm25, registry"),
+        ({"data.negatives.source": "base",
+          "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 99}}}, ".source",
+         "'base' would be random weights with model.source scratch: choose from bm25, registry"),
+        ({"data.negatives.path": "found/1"}, ".path", "'found/1' is for `source: registry` only; with bm25, set it"),
+        ({"data.negatives.source": "registry"}, ".path", "is missing: `source: registry` needs a registered version"),
+        ({"data.negatives.source": "registry", "data.negatives.path": "found"}, ".path",
+         "'found' names no version: write found@champion (an alias) or found/1 (a number)"),
+        ({"data.negatives.source": "registry", "data.negatives.path": "own@champion", "release": {"registry": "own"}},
+         ".path", "'own@champion' is an alias that each run of this recipe may move…name a version, such as own/1."),
+        ({"data.negatives.range_min": 9, "data.negatives.range_max": 11}, ".range_max",
+         "11 leaves 2 documents after range_min, fewer than num_negatives, 3: set it to 12 or more, or to null"),
+    ],
+)  # fmt: skip
+def test_negatives_that_cannot_be_found_are_reported(values: dict[str, Any], where: str, message: str) -> None:
+    columns = {"reranking": {"columns": {"query": "q", "documents": "d", "labels": "l"}}}.get(
+        values.get("task", ""), {}
+    )
+    recipe = {
+        "name": "mined",
+        "task": "embedding",
+        "data": {"source": "csv", "path": "rows", "negatives": {"source": "bm25"}, **columns},
+        "model": {"source": "folder", "path": "me/small"},
+    }
+    assert problems(recipe, values) == {f"data.negatives{where}": Says(message)}
+
+
 def test_missing_fields_are_reported_with_their_purpose() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {

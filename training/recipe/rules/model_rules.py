@@ -65,17 +65,49 @@ _PATHS = {
 
 
 def _registered_version(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    if written["model.source"] != "registry" or written["model.path"] is None:
-        return
-    path: str = written["model.path"]
+    if written["model.source"] == "registry" and written["model.path"] is not None:
+        yield from _version_name(written, "model.path", ", or another base model with model.start_from: champion")
+
+
+def _version_name(written: WrittenRecipe, where: str, instead: str = "") -> Iterator[tuple[str, str]]:
+    """A field names a version, and none by an alias that the recipe's own runs move."""
+    path: str = written[where]
     name, alias, version = split_version_name(path)
     if not VERSION_NAME.fullmatch(path) or not (alias or version):
         example = name or "support-sft"
-        yield "model.path", f"{path!r} names no version: write {example}@champion (an alias) or {example}/1 (a number)."
+        yield where, f"{path!r} names no version: write {example}@champion (an alias) or {example}/1 (a number)."
     elif name == written["release.registry"] and alias in (written["release.champion"], written["release.challenger"]):
         message = f"{path!r} is an alias that each run of this recipe may move, so the next run would train again: "
-        message += f"name a version, such as {name}/1, or another base model with model.start_from: champion."
-        yield "model.path", message
+        yield where, f"{message}name a version, such as {name}/1{instead}."
+
+
+def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["data.negatives"] is None:
+        return
+    source, path, where = written["data.negatives.source"], written["data.negatives.path"], "data.negatives.path"
+    sources = task_type_of(written).negative_sources
+    if not sources:
+        message = f"task {written['task']} with these options takes no mined negatives: set it to null."
+        yield "data.negatives", message
+    elif source not in sources:
+        message = f"{source!r} needs a base model of embeddings, and task {written['task']} trains none: choose from "
+        yield "data.negatives.source", f"{message}{', '.join(sources)}."
+    elif source == "base" and written["model.source"] == "scratch":
+        message = "'base' would be random weights with model.source scratch: choose from "
+        yield "data.negatives.source", f"{message}{', '.join(one for one in sources if one != source)}."
+    if source != "registry":
+        if path is not None:
+            yield where, f"{path!r} is for `source: registry` only; with {source}, set it to null."
+    elif path is None:
+        yield where, f"is missing: `source: registry` needs {_PATHS['registry']}."
+    else:
+        yield from _version_name(written, where)
+    least, most = (written[f"data.negatives.range_{end}"] for end in ("min", "max"))
+    if most is not None and most - least < (number := written["data.negatives.num_negatives"]):
+        message = (
+            f"{most} leaves {max(0, most - least)} documents after range_min, fewer than num_negatives, {number}: "
+        )
+        yield "data.negatives.range_max", f"{message}set it to {least + number} or more, or to null."
 
 
 def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -121,5 +153,5 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 TASK_RULES: tuple[Rule, ...] = (_task, _options)
 MODEL_RULES: tuple[Rule, ...] = (
-    *(_model_source, _registered_version, _attention, _start, _scratch_config, _template_of_scratch),
+    *(_model_source, _registered_version, _negatives, _attention, _start, _scratch_config, _template_of_scratch),
 )

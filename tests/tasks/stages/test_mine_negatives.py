@@ -1,0 +1,196 @@
+"""The stage mine_negatives: its key, and the blocks of texts that it embeds once."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic_core import to_jsonable_python
+
+from tasks.cache.garbage_collection import Needs, find_pieces
+from tasks.cache.results import Artifact, Lock
+from tasks.cache.stage import Work
+from tasks.home import home as home_folder
+from tasks.jobs import job as jobs
+from tasks.stages.mine_negatives import mine_negatives
+from tests.arrow import read_arrow
+from tests.task_types import build_world, recipe_of, write_rows
+from tests.tasks.watching import Heard
+from tests.training.tiny import WORDS
+from training.engine import inference
+from training.jobs.protocol import EVENTS, OUTPUT, Events, Job
+from training.recipe import Recipe, parse
+
+DATA = Artifact(stage="load_data", key="d", digest="rows", parts={"train.arrow": "of train"})
+MODEL = Artifact(stage="load_model", key="m", digest="model", parts={"model": "weights", "tokenizer": "tokenizer"})
+BLOCK = 16
+TEXTS = [f"{first} {second}" for first in WORDS["animal"] for second in WORDS["food"]]
+
+
+class Forwards:
+    """The blocks that the program has embedded, by their numbers of texts."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.kill_after = 1000
+
+    def count(self, predict: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if len(self.blocks) == self.kill_after:
+                raise KeyboardInterrupt
+            self.blocks.append(len(arguments[2]))
+            return predict(*arguments, **named)
+
+        return counted
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("base")
+    write_rows("embedding", folder / "rows")
+    build_world(recipe_of("embedding", folder / "rows"), folder)
+    return folder / "base/output"
+
+
+@pytest.fixture
+def forwards(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwards]:
+    """A home with the base model; programs of jobs run here, with small blocks."""
+    home.mkdir(mode=0o700)
+    shutil.copytree(base, MODEL.path)
+    found = Forwards()
+
+    def run_here(work: Work, program: str, argv: Any, *, settings: Any, inputs: Any, **_: Any) -> Any:
+        shutil.rmtree(work.job / OUTPUT, ignore_errors=True)
+        (work.job / OUTPUT).mkdir(parents=True)
+        values, places = settings.model_dump(mode="json"), {name: str(path) for name, path in inputs.items()}
+        job = Job(program=program, key=work.key, settings=values, inputs=places)
+        result = importlib.import_module(program).main(work.job, job, Events(work.job / EVENTS))
+        shutil.copytree(work.job / OUTPUT, work.out, dirs_exist_ok=True)
+        return to_jsonable_python(result)
+
+    monkeypatch.setattr(jobs, "run_child", run_here)
+    monkeypatch.setattr("training.programs.mine_negatives.ROWS_IN_BLOCK", BLOCK)
+    monkeypatch.setattr(inference, "predict", found.count(inference.predict))
+    yield found
+
+
+def write_train(rows: list[tuple[str, str]]) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {name: list(column) for name, column in zip(("anchor", "positive"), zip(*rows, strict=True), strict=True)}
+    )
+    DATA.path.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(DATA.path / "train.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def pairs(count: int) -> list[tuple[str, str]]:
+    return [(TEXTS[number], f"{TEXTS[number]} {TEXTS[-1 - number]}") for number in range(count)]
+
+
+def recipe(**changes: Any) -> Recipe:
+    values = recipe_of("embedding", Path("rows"))
+    values["data"]["negatives"] = {"source": "base", **changes.pop("negatives", {})}
+    values["model"] = {"source": "folder", "path": "base"}
+    return parse(values, changes)
+
+
+def mine(key: str, *listeners: Any, **changes: Any) -> dict[str, Any]:
+    """The result of the stage. Its artifact and job have this key."""
+    work = Work(key, home_folder() / "artifacts/mine_negatives" / key, "run", listeners, "mine_negatives")
+    result: dict[str, Any] = mine_negatives.make(work, recipe(**changes), Lock(), DATA, MODEL)
+    return result
+
+
+def output(key: str) -> bytes:
+    return (home_folder() / "artifacts/mine_negatives" / key / "train.arrow").read_bytes()
+
+
+def stored_blocks() -> list[Path]:
+    return sorted(home_folder().glob("blocks/*/*.arrow"))
+
+
+def test_an_appended_row_embeds_its_own_block_and_other_settings_embed_none(forwards: Forwards) -> None:
+    write_train(pairs(12))
+    first = mine("first")
+    assert forwards.blocks == [BLOCK, 8] and (first["texts"], first["embedded"]) == (24, 24)
+    rows = read_arrow(home_folder() / "artifacts/mine_negatives/first/train.arrow").to_pylist()
+    assert all(len(row["negatives"]) == 3 for row in rows)
+    assert not [row for row in rows if {row["anchor"], row["positive"]} & {*row["negatives"]}]
+
+    forwards.blocks.clear()
+    write_train(pairs(13))
+    appended = mine("appended")
+    assert forwards.blocks == [10] and (appended["texts"], appended["embedded"]) == (26, 10)
+    bytes_with_blocks = output("appended")
+    assert mine("narrow", negatives={"relative_margin": 0.05})["embedded"] == 0
+
+    shutil.rmtree(home_folder() / "blocks")
+    assert mine("without blocks")["embedded"] == 26
+    assert output("without blocks") == bytes_with_blocks
+
+
+def test_a_damaged_block_is_embedded_again_with_a_warning(forwards: Forwards) -> None:
+    write_train(pairs(12))
+    mine("first")
+    damaged = stored_blocks()[0]
+    damaged.chmod(0o600)
+    damaged.write_bytes(damaged.read_bytes().replace(b"embeddings", b"embeddingz"))
+    forwards.blocks.clear()
+    shutil.rmtree(home_folder() / "jobs")
+    heard = Heard()
+    mine("second", heard)
+    assert len(forwards.blocks) == 1 and output("second") == output("first")
+    assert next(event["message"] for event in heard.events if event["kind"] == "warning").startswith("1 damaged block")
+    assert all(block.stem.endswith(block.name[-70:-6]) for block in stored_blocks()) and len(stored_blocks()) == 2
+
+
+def test_a_killed_program_keeps_its_finished_blocks(forwards: Forwards) -> None:
+    write_train(pairs(24))
+    forwards.kill_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        mine("killed")
+    shutil.rmtree(home_folder() / "blocks")  # a kill of the flow's process leaves those of the job alone
+    forwards.kill_after = 1000
+    assert mine("killed")["embedded"] == BLOCK and forwards.blocks == [BLOCK] * 3
+
+
+def test_the_blocks_of_a_family_are_removed_with_its_last_artifact(forwards: Forwards) -> None:
+    write_train(pairs(4))
+    mine("first")
+
+    def blocks(**needed_by: list[str]) -> list[Any]:
+        return [piece for piece in find_pieces(Needs(needed_by, (), {})) if piece.path.parent.name == "blocks"]
+
+    (kept,) = blocks(first=["small@champion"])
+    assert kept.needed_by == ("small@champion",)
+    (unneeded,) = blocks()
+    assert not unneeded.needed_by and unneeded.path == stored_blocks()[0].parent
+
+
+def test_neither_the_loss_nor_the_training_is_in_the_key(forwards: Forwards) -> None:
+    write_train(pairs(4))
+
+    def key(**changes: Any) -> str:
+        given = {name.replace("__", "."): value for name, value in changes.items() if name != "negatives"}
+        chosen = {"negatives": changes["negatives"]} if "negatives" in changes else {}
+        made = recipe(**given, **chosen)
+        model = MODEL if made.data.negatives and made.data.negatives.source == "base" else None
+        return mine_negatives.key(mine_negatives.flat_inputs(made, Lock(), DATA, model)[0])
+
+    same = {
+        "training__learning_rate": 1e-4,
+        "training__per_device_eval_batch_size": 8,
+        "options__scale": 10.0,
+        "options__matryoshka_dims": [8],
+    }
+    assert {key(**{name: value}) for name, value in same.items()} == {key()}
+    others = [{"options__pooling": "cls"}, {"options__prompts": {"anchor": "a: "}}, {"tokens__max_length": 16}]
+    assert len({key(), *(key(**other) for other in others), key(negatives={"range_min": 1})}) == 5
+    by_words = {"negatives": {"source": "bm25"}}
+    assert len({key(**by_words), *(key(**by_words, **other) for other in others)}) == 1, "words need no model"
