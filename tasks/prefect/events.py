@@ -34,7 +34,6 @@ from prefect.events.clients import get_events_client
 from prefect.events.schemas.automations import EventTrigger
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import Abort
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from tasks import servers
 from tasks.prefect import flow_runs
@@ -84,7 +83,7 @@ def emit_heartbeats(run: str) -> Iterator[None]:
 def without_prefect_heartbeats() -> Iterator[None]:
     """Flows that are called in the block send no heartbeats of Prefect's own: its thread, which looks once a second
     whether the flow has ended, delays the end. Those of `emit_heartbeats` remain."""
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with flow_runs.settings_with("flows", heartbeat_frequency=None):
         yield
 
 

@@ -14,7 +14,12 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort
 from prefect.flow_engine import FlowRunEngine
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
 from tasks import servers
@@ -214,3 +219,16 @@ def test_a_server_that_is_away_is_known_to_be(prefect_server: None, monkeypatch:
     assert flow_runs.server_answers()
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port()}/api"}):
         assert not flow_runs.server_answers()
+
+
+def test_settings_of_a_block_are_those_of_prefects_own_way_and_end_with_it() -> None:
+    before = get_current_settings()
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        theirs = get_current_settings()
+    with flow_runs.settings_with("client", max_retries=0):
+        assert PREFECT_CLIENT_MAX_RETRIES.value() == 0
+        assert get_current_settings() == theirs
+        assert get_current_settings().to_environment_variables(exclude_unset=True) == theirs.to_environment_variables(
+            exclude_unset=True
+        )
+    assert get_current_settings() is before and PREFECT_CLIENT_MAX_RETRIES.value() > 0
