@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.services import prefect_server as prefects
 from tests import fork_server
 from tests.footprint import changed, footprint
 from training.programs.check_model import CheckedModel
 
 # Hundreds of processes import the same modules, and each would compile them.
 sys.dont_write_bytecode = False
+gc.set_threshold(50_000, 50, 50)  # most objects of the libraries and of 5,000 collected tests stay
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Read when the libraries are imported, and passed on to the programs that tests start.
 _scratch = tempfile.TemporaryDirectory(prefix="finetune-tests-")
@@ -74,7 +78,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Worker processes of pytest-xdist are forks of one that has imported the libraries."""
-    if "PYTEST_XDIST_WORKER" in os.environ or config.option.collectonly:
+    if config.option.collectonly:
+        return
+    prefects._create_database(Path(_scratch.name, "prefect.db"))  # a server would migrate a new one for seconds
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return
     fork_server.start_server()  # here: below a supervisor of a test it would be killed with it
     if getattr(config.option, "tx", None):
@@ -106,14 +113,31 @@ def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder by a name and a function: of all processes that test, the first one to call makes it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder = shared / f"once-{name}"
+        folder.mkdir(exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "made").exists():
+                fill(folder)
+                (folder / "made").touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Prefect server with a database of its own; one a session, since it takes a second to start."""
     from prefect.testing import utilities
 
-    from tasks.services import prefect_server
-
     folder = tmp_path_factory.mktemp("prefect")
-    prefect_server._create_database(folder / "prefect-test.db")  # the server would migrate a new one for seconds
+    prefects._create_database(folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
         with utilities.prefect_test_harness(server_startup_timeout=120):

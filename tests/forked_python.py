@@ -23,7 +23,7 @@ WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 COMMANDS, PROGRAMS, SERVERS = "commands", "programs", "servers"
 """The three levels of the server."""
 FORKED = {
-    **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages"), COMMANDS),
+    **dict.fromkeys(("prefect", "tests.flows.forked", "tests.hub.stages", "tasks.serving.server"), COMMANDS),
     **dict.fromkeys(("training.jobs.fork_server", "tests.flows.scarce_memory"), PROGRAMS),
     **dict.fromkeys(("tasks.services.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,19 +31,18 @@ def shared_server(server: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """The small recipe, run once, as a person would run it: of all processes that test, the first to ask runs it."""
-    own = tmp_path_factory.mktemp("finished")
-    folder = own.parents[1] / "finished" if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ran = folder / "ran.json"
-        if not ran.exists():
-            file, out = write_project(folder / "project"), folder / "out.json"
-            run = finetune(folder / "home", "run", str(file), "--json", str(out))
-            assert run.returncode == 0, run.stdout + run.stderr
-            ran.write_text(json.dumps({"result": json.loads(out.read_text()), "printed": run.stdout}))
-    if folder != own:  # each process changes a home of its own
-        shutil.copytree(folder / "home", own / "home", symlinks=True)
-    return FinishedRun(own / "home", folder / "project" / "small.yaml", **json.loads(ran.read_text()))
+def finished(
+    make_once: Callable[[str, Callable[[Path], None]], Path], tmp_path_factory: pytest.TempPathFactory
+) -> FinishedRun:
+    """The small recipe, run once, as a person would run it. Each process has a copy of the home."""
+
+    def run_small(folder: Path) -> None:
+        file, out = write_project(folder / "project"), folder / "out.json"
+        run = finetune(folder / "home", "run", str(file), "--json", str(out))
+        assert run.returncode == 0, run.stdout + run.stderr
+        (folder / "printed.txt").write_text(run.stdout)
+
+    folder = make_once("finished", run_small)
+    home = shutil.copytree(folder / "home", tmp_path_factory.mktemp("finished") / "home", symlinks=True)
+    result, printed = json.loads((folder / "out.json").read_text()), (folder / "printed.txt").read_text()
+    return FinishedRun(home, folder / "project" / "small.yaml", result, printed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from tests.training import tiny
 
 
 @pytest.fixture(scope="session")
-def made_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(fork_server.call(tiny.make_world, tmp_path_factory.mktemp("made")))
+def made_world(make_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    return make_once("world", lambda folder: fork_server.call(tiny.make_world, folder))
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def write_and_read(home: Path) -> dict[str, Any]:
         task="text-generation",
         pip_requirements=["torch"],
     )
-    settings = {"task": "sft", "options": {"max_new_tokens": 7}, "export": "safetensors"}
+    settings = {"task": "sft", "options": {"max_new_tokens": 7}, "export": "safetensors", "max_length": 64}
     inputs = {"model": str(home / "logged/model"), "tokenizer": str(home / "logged/components/tokenizer")}
     (home / "job" / OUTPUT).mkdir(parents=True)
     job = Job(program=version_exports.__name__, key="export", settings=settings, inputs=inputs)
