@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tasks.cache.digests import Digests, digest_of
@@ -50,19 +51,30 @@ def pin_files(files: Iterable[SourceFile]) -> list[PinnedFile]:
     return [PinnedFile(path=path, sha256=digest) for path, digest in digests_of(files).items()]
 
 
-def require_unchanged(lock: Iterable[PinnedFile]) -> None:
-    """Raises UserError if a file has changed since it was pinned: its rows would be stored under the key of other
-    content."""
+@contextlib.contextmanager
+def unchanged(lock: Iterable[PinnedFile]) -> Iterator[None]:
+    """Raises UserError after the block if a file has changed since it was pinned: its rows would be stored under the
+    key of other content. Another file that was in its place meanwhile counts, too."""
     pinned = {pin.path: pin.sha256 for pin in lock}
+    before = {path: _states(path) for path in pinned}
+    yield
     there = [stat_url(path) if is_url(path) else SourceFile(path) for path in pinned]
     now = digests_of(found for found in there if found is not None)
     problems = [
         Problem(kind="data", where=display_name(path), message="has changed since this run began: start another one.")
         for path, digest in pinned.items()
-        if now.get(path) != digest
+        if now.get(path) != digest or _states(path) != before[path]
     ]
     if problems:
         raise UserError(problems)
+
+
+def _states(path: str) -> list[tuple[int, ...]]:
+    """The states of a local file, or of those of a folder of texts. The kernel sets the last number at each change of
+    a file or its name."""
+    files = [text.file for text in list_texts(path)[0]] if os.path.isdir(path) else [path]
+    found = [os.stat(file) for file in files if os.path.exists(file)]  # a URL has none
+    return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found]
 
 
 def _digest_urls(files: list[SourceFile], progress: Progress) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.input_files import Progress, require_unchanged
+from tasks.cache.input_files import Progress, unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
@@ -216,19 +216,19 @@ def load_rows(
             refused = partial(task_type.refused_rows, template)
     decided = settings.corrections
     corrections = decided.path if decided is not None else None
-    if data.mix is not None:
-        result = load(
-            *(data, task_type, pinned, out, progress, settings.evaluated, explain, counter),
-            corrections=corrections,
-            refused_rows=refused,
-        )
-    else:
-        with explain(0):
+    files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
+    with unchanged([*files, decided] if decided is not None else files):
+        if data.mix is not None:
             result = load(
-                *(data, task_type, pinned[0], out, progress, settings.evaluated),
+                *(data, task_type, pinned, out, progress, settings.evaluated, explain, counter),
                 corrections=corrections,
                 refused_rows=refused,
             )
-    files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
-    require_unchanged([*files, decided] if decided is not None else files)
+        else:
+            with explain(0):
+                result = load(
+                    *(data, task_type, pinned[0], out, progress, settings.evaluated),
+                    corrections=corrections,
+                    refused_rows=refused,
+                )
     return result

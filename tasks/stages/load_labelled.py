@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from tasks.cache.input_files import pin_files, require_unchanged
+from tasks.cache.input_files import pin_files, unchanged
 from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
 from tasks.cache.stage import Work
 from tasks.jobs.job import StageJob, stage
@@ -132,11 +132,11 @@ def _data_section(recipe: Recipe, rows: Artifact, files: LabelledFiles) -> Data:
 
 
 def _load(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]) -> LoadDataResult:
-    try:
-        result = _read(work, settings, inputs)
-    except UserError as error:
-        raise UserError(_name_option(problem, settings.option) for problem in error.problems) from error
-    require_unchanged(settings.files)
+    with unchanged(settings.files):
+        try:
+            result = _read(work, settings, inputs)
+        except UserError as error:
+            raise UserError(_name_option(problem, settings.option) for problem in error.problems) from error
     emit_warnings(work, read_report(work.out))
     return result
 

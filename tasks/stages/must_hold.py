@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.cache.input_files import Progress, require_unchanged
+from tasks.cache.input_files import Progress, unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
@@ -99,8 +99,8 @@ def read_must_hold(settings: LoadMustHoldSettings, rows: Path, out: Path, progre
     names = json.loads((rows / "labels.json").read_text())
     data = settings.data.model_copy(update={"label_names": names if len(names) > 1 else None})
     sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, dict(report.get("spelt", {}))
-    result = load(data, task_type, sources, out, progress, [SPLIT], only=SPLIT, spelt=spelt)
-    require_unchanged(settings.files)
+    with unchanged(settings.files):
+        result = load(data, task_type, sources, out, progress, [SPLIT], only=SPLIT, spelt=spelt)
     reason = json.loads((out / "slices.json").read_text())["left_out"].get(settings.reason)
     if reason and reason != "holds no value":
         message = f"column {settings.reason!r} {reason}: name another in {FIELD}.reason, or shorten its texts."

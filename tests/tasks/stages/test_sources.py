@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.cache import store
+from tasks.cache.input_files import pin_files, unchanged
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Stage, Work
 from tasks.stages.load_data import load_data
@@ -21,6 +23,7 @@ from tasks.stages.resolve import pin
 from tasks.stages.tokenize import tokenize
 from tests.arrow import read_arrow
 from tests.made import NO_WEIGHTS
+from training.data.listing import SourceFile
 from training.evaluation import plots
 from training.problems import UserError
 from training.programs.check_model import CheckedModel
@@ -227,6 +230,26 @@ def test_rows_that_change_between_pin_and_read_are_not_stored_under_the_old_name
     with pytest.raises(UserError, match=r"rows\.jsonl: has changed since this run began: start another one"):
         artifact(load_data, recipe, lock)
     assert not any((home / "artifacts" / "load_data").iterdir())
+
+
+@pytest.mark.parametrize("source", ["a file", "a folder of texts"])
+@pytest.mark.parametrize("swaps", [0, 1])
+def test_a_file_that_is_another_one_while_it_is_read_is_not_stored_under_its_name(
+    source: str, swaps: int, tmp_path: Path, home: Path
+) -> None:
+    (tmp_path / "rows" / "good").mkdir(parents=True)
+    file, other, aside = tmp_path / "rows" / "good" / "a.txt", tmp_path / "other", tmp_path / "aside"
+    file.write_text("a")
+    other.write_text("b")
+    place = file if source == "a file" else tmp_path / "rows"
+    expected = pytest.raises(UserError, match="has changed since this run began") if swaps else nullcontext()
+    with expected, unchanged(pin_files([SourceFile(str(place))])):
+        for _ in range(swaps):
+            file.rename(aside)
+            other.rename(file)
+            file.rename(other)
+            aside.rename(file)
+    assert file.read_text() == "a"
 
 
 def test_a_renamed_file_is_another_only_where_its_name_determines_how_it_is_read(tmp_path: Path, home: Path) -> None:
