@@ -23,12 +23,7 @@ from tasks.stages.profile import observe, profile
 from training.recipe import Drift
 
 
-def drift_run_name() -> str:
-    """Prefect calls this at the start of a run."""
-    return f"drift of {flow_run.get_parameters().get('model', '?')}"
-
-
-@flow(name="drift", flow_run_name=drift_run_name)
+@flow(name="drift", flow_run_name="drift of {model}")
 def drift(
     model: str,
     inputs: list[str],

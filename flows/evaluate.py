@@ -28,12 +28,7 @@ from tasks.stages.evaluate import predict_labelled, record_evaluation
 from tasks.stages.load_labelled import LabelledFiles, load_labelled
 
 
-def evaluate_run_name() -> str:
-    """Prefect calls this at the start of a run."""
-    return f"evaluation of {flow_run.get_parameters().get('model', '?')}"
-
-
-@flow(name="evaluate", flow_run_name=evaluate_run_name)
+@flow(name="evaluate", flow_run_name="evaluation of {model}")
 def evaluate(
     model: str, inputs: list[str], task: str = "", run_code: bool = False, data: dict[str, Any] | None = None
 ) -> dict[str, Any] | State[Any]:

@@ -29,12 +29,7 @@ from tasks.stages.labels import (
 from tasks.stages.load_labelled import find_other_labels, load_labelled
 
 
-def labels_run_name() -> str:
-    """Prefect calls this at the start of a run."""
-    return f"labels of {flow_run.get_parameters().get('model', '?')}"
-
-
-@flow(name="labels", flow_run_name=labels_run_name)
+@flow(name="labels", flow_run_name="labels of {model}")
 def labels(model: str, out: str = "", against: str = "", against_label: str = "") -> dict[str, Any] | State[Any]:
     """Lists the training rows whose labels are probably wrong, and writes a file to decide about them.
 

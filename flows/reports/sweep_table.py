@@ -31,7 +31,10 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
     return [
         {
             "trial": str(trial.number),
-            **{name: _format_setting(trial, field) for field, name in short_names(sweep.fields).items()},
+            **{
+                name: format_value(trial.settings[field]) if field in trial.settings else ""
+                for field, name in short_names(sweep.fields).items()
+            },
             str(sweep.metric): _format_metric(trial),
             "state": _format_state(trial, progress.get(trial.number, "")),
             "time": f"{trial.seconds:,.0f} s" if trial.seconds else "",
@@ -60,10 +63,6 @@ def format_settings(settings: Mapping[str, Any]) -> str:
 def format_value(value: Any) -> str:
     """`3.1e-05`"""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _format_setting(trial: Trial, field: str) -> str:
-    return format_value(trial.settings[field]) if field in trial.settings else ""
 
 
 def _format_metric(trial: Trial) -> str:

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class RunTracker(Listener):
         self._began_s = min(starts)
         names = {key: value for key, value in (("name", name), ("parent", parent)) if value}
         self._outbox.put("start", time=now, experiment=recipe, **names)
-        identity, make = Run(run, recipe, self._began_s), [lambda: Mlflow, *(_loader(name) for name in report_to)]
+        identity, make = Run(run, recipe, self._began_s), [lambda: Mlflow, *(partial(load, name) for name in report_to)]
         self._deliveries = [_DeliveryThread(self._outbox, identity, one, self.warnings.append) for one in make]
         for delivery in self._deliveries:
             delivery.start()
@@ -309,10 +310,6 @@ class _DeliveryThread(threading.Thread):
         self._title, self._remedy = tracker_type.title, tracker_type.remedy
         self.tracker = tracker_type(self._run, self._warn)
         return Delivery(self._outbox, self.tracker)
-
-
-def _loader(name: str) -> Callable[[], type[Tracker]]:
-    return lambda: load(name)
 
 
 def _flatten_numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

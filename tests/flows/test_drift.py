@@ -110,6 +110,7 @@ def test_the_event_and_the_table_of_a_report_are_on_the_server(looks: Looks, pre
     with get_client(sync_client=True) as client:
         (table,) = [one for one in client.read_artifacts(artifact_filter=of_run) if one.key == "finetune-drift"]
         assert "drifted in" in str(table.description)
+        assert str(client.read_flow_run(run).name).startswith("drift of small")
 
         def stored() -> list[dict[str, Any]]:
             answer = client._client.post("/events/filter", json={"filter": {"event": {"name": ["finetune.drift"]}}})
