@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import evaluate
@@ -20,12 +21,16 @@ from sklearn import metrics as sklearn_metrics
 
 from docs import reference_tables
 from tests.raised import raised_problems
+from tests.task_types import recipe_of
 from training.evaluation import metrics
 from training.evaluation.bootstrap import draws
+from training.evaluation.metrics.numbers import Mae
 from training.evaluation.metrics.resampling import figures
-from training.evaluation.predictions import OneLabel
+from training.evaluation.predictions import Numbers, OneLabel
+from training.programs.compare import CompareSettings, compare_models
+from training.recipe import parse
 from training.recipe.tables.metrics import METRICS as TABLE
-from training.recipe.tables.metrics import ONE_LABEL, TAGS, Metric, metrics_for
+from training.recipe.tables.metrics import NUMBERS, ONE_LABEL, TAGS, Metric, metrics_for
 from training.task_types import load
 
 ROOT = Path(__file__).parents[3]
@@ -356,3 +361,24 @@ def test_scoring_imports_neither_torch_nor_transformers() -> None:
     code += "print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_metric_is_a_class_and_a_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HalfError(Mae):
+        def of_rows(self, predictions: Any, references: Any) -> Any:
+            return super().of_rows(predictions, references) / 2
+
+    added: Any = ModuleType("training.evaluation.metrics.added")
+    added.HalfError = HalfError
+    monkeypatch.setitem(sys.modules, added.__name__, added)
+    monkeypatch.setitem(TABLE, "half_error", Metric({NUMBERS: "added:HalfError"}, more_is_better=False, most=None))
+    recipe = recipe_of("regression", tmp_path) | {"evaluation": {"metrics": ["half_error"], "splits": ["validation"]}}
+    assert parse(recipe).evaluation.metrics == ["half_error"]
+    references = np.arange(40.0)
+    new, old = Numbers(references, references + 1), Numbers(references, references + 3)
+    settings = CompareSettings(
+        **{"task": "regression", "split": "test", "metrics": ["half_error"], "figure": "half_error"},
+        **{"less_is_better": [], "margin": 0.0, "confidence": 0.95, "champion": "m/1"},
+    )
+    found = compare_models(new, old, settings)
+    assert (found.value, found.champion_value, found.gain, found.better) == (0.5, 1.5, 1.0, True)
