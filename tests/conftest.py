@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.services import prefect_server as prefects
+from tasks.services.prefect_server import _create_database as create_prefect_database
 from tests import fork_server
 from tests.footprint import changed, footprint
 from training.programs.check_model import CheckedModel
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Worker processes of pytest-xdist are forks of one that has imported the libraries."""
     if config.option.collectonly:
         return
-    prefects._create_database(Path(_scratch.name, "prefect.db"))  # a server would migrate a new one for seconds
+    create_prefect_database(Path(_scratch.name, "prefect.db"))  # a server would migrate a new one for seconds
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     fork_server.start_server()  # here: below a supervisor of a test it would be killed with it
@@ -137,7 +137,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from prefect.testing import utilities
 
     folder = tmp_path_factory.mktemp("prefect")
-    prefects._create_database(folder / "prefect-test.db")
+    create_prefect_database(folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
         with utilities.prefect_test_harness(server_startup_timeout=120):
