@@ -83,7 +83,8 @@ class RunTracker(Listener):
         self._began_s = min(starts)
         names = {key: value for key, value in (("name", name), ("parent", parent)) if value}
         self._outbox.put("start", time=now, experiment=recipe, **names)
-        identity, make = Run(run, recipe, self._began_s), [lambda: Mlflow, *(partial(load, name) for name in report_to)]
+        identity = Run(run, recipe, self._began_s)
+        make: list[Callable[[], type[Tracker]]] = [lambda: Mlflow, *(partial(load, name) for name in report_to)]
         self._deliveries = [_DeliveryThread(self._outbox, identity, one, self.warnings.append) for one in make]
         for delivery in self._deliveries:
             delivery.start()
