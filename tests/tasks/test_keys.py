@@ -405,7 +405,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "matryoshka_weights": Change([2.0], "fit", PAIRED | {"options.matryoshka_dims": [16]}),
         "pooling": Change("cls", "fit", PAIRED),
         "normalize": Change(True, "fit", PAIRED),
-        "prompts": Change({"anchor": "a: "}, "tokenize predict_champion", PAIRED),
+        "prompts": Change({"anchor": "a: "}, "tokenize fit predict_champion", PAIRED),
         "predicted_prompt": Nothing("positive", "of rows to predict", PAIRED),
     },
     "sentence-similarity": {
@@ -417,7 +417,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "matryoshka_weights": Change([2.0], "fit", SIMILARITY | {"options.matryoshka_dims": [16]}),
         "pooling": Change("cls", "fit", SIMILARITY),
         "normalize": Change(True, "fit", SIMILARITY),
-        "prompts": Change({"sentence1": "a: "}, "tokenize predict_champion", SIMILARITY),
+        "prompts": Change({"sentence1": "a: "}, "tokenize fit predict_champion", SIMILARITY),
         "predicted_prompt": Nothing("sentence1", "of rows to predict", SIMILARITY),
     },
     "reranking": {

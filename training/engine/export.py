@@ -43,6 +43,8 @@ def export(
         if hasattr(task.model.config, "use_cache"):
             network.config.use_cache = task.model.config.use_cache
     loading.export(network, tokenizer, out / "model", weights)
+    for name, text in task.task_type.exported_files(out / "model").items():
+        (out / "model" / name).write_text(text, encoding="utf-8")
 
 
 def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:

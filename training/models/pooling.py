@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from training.models.repository_files import DEFAULT_PROMPT, MODULES, PROMPTS, name_of, read_json, read_json_list
+from training.models.repository_files import DEFAULT_PROMPT, MODULES, name_of, read_json, read_json_list
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ def _mode(settings: Mapping[str, Any], where: str) -> Mode:
     return cast(Mode, modes[0])
 
 
-def sentence_transformers_files(
-    pooling: Pooling, dimensions: int, max_length: int, prompts: Mapping[str, str]
-) -> dict[str, str]:
-    """The files, by name, with which SentenceTransformer loads a folder of transformers with this pooling.
+def sentence_transformers_files(pooling: Pooling, dimensions: int, max_length: int) -> dict[str, str]:
+    """The files, by name, with which SentenceTransformer loads a folder of transformers with this pooling, without the
+    prompts.
 
     They have the form of version 2, which all later versions read.
     """
@@ -116,11 +115,16 @@ def sentence_transformers_files(
     files: dict[str, Any] = {
         MODULES: modules,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        PROMPTS: {
-            "prompts": dict(prompts),
-            "default_prompt_name": DEFAULT_PROMPT if prompts.get(DEFAULT_PROMPT) else None,
-            "similarity_fn_name": "cosine",
-        },
         "1_Pooling/config.json": {"word_embedding_dimension": dimensions, **modes, "include_prompt": True},
     }
-    return {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
+    return {name: _as_json(content) for name, content in files.items()}
+
+
+def prompts_file(prompts: Mapping[str, str]) -> str:
+    """The content of PROMPTS with these prompts by name."""
+    usual = DEFAULT_PROMPT if prompts.get(DEFAULT_PROMPT) else None
+    return _as_json({"prompts": dict(prompts), "default_prompt_name": usual, "similarity_fn_name": "cosine"})
+
+
+def _as_json(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"

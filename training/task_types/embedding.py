@@ -50,6 +50,11 @@ class Embedding(TextEmbedding, MinesNegatives):
         """For triplet: by how much the negative should be farther away."""
         distance_metric: Literal["cosine", "euclidean", "manhattan"] = "euclidean"
         """For triplet: the distance of embeddings."""
+        prompts: dict[Literal["anchor", "positive", "negative", "negatives"], str] | None = None
+        """A text before those of a column, such as {anchor: "query: ", positive: "passage: "}; negatives have that of
+        positives unless they are named. null: the base model's own prompts, query and document."""
+        predicted_prompt: Literal["anchor", "positive", "negative", "negatives"] | None = None
+        """The column whose prompt is put before texts to predict. null: anchor."""
 
     options: Options
     option_stages: ClassVar = {
@@ -58,6 +63,7 @@ class Embedding(TextEmbedding, MinesNegatives):
         "mine_negatives": (),
         "embed": ("prompts", "pooling", "normalize"),
         "fit": (
+            "prompts",
             *("loss", "scale", "symmetric", "margin", "distance_metric", "matryoshka_dims", "matryoshka_weights"),
             *("pooling", "normalize"),
         ),
@@ -86,10 +92,14 @@ class Embedding(TextEmbedding, MinesNegatives):
 
     def texts(self, rows: pa.RecordBatch) -> list[list[tuple[str, str]]]:
         columns = [
-            [[(name, text) for text in ([value] if isinstance(value, str) else value) if text] for value in values]
+            [[(name, text) for text in _listed(name, value)] for value in values]
             for name, values in ((name, rows[name].to_pylist()) for name in self.columns if name in rows.schema.names)
         ]
         return [[text for of_column in row for text in of_column] for row in zip(*columns, strict=True)]
+
+    def given_prompts(self) -> dict[str, str] | None:
+        given = super().given_prompts()
+        return given and {**dict.fromkeys((NEGATIVE, NEGATIVES), given.get(POSITIVE, "")), **given}
 
     # Mined negatives
 
@@ -142,6 +152,13 @@ class Embedding(TextEmbedding, MinesNegatives):
             )
 
         return Baseline([Rival("BM25", predict)])
+
+
+def _listed(name: str, value: str | list[str]) -> list[str]:
+    """The texts of a value, without empty ones in place of negatives."""
+    if name in (NEGATIVE, NEGATIVES):
+        return [text for text in ([value] if isinstance(value, str) else value) if text]
+    return [str(value)]
 
 
 @dataclass(frozen=True)

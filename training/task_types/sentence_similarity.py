@@ -46,12 +46,17 @@ class SentenceSimilarity(TextEmbedding):
         """For contrastive: the distance from which pairs of score 0 are far enough apart."""
         distance_metric: Literal["cosine", "euclidean", "manhattan"] = "cosine"
         """For contrastive: the distance of embeddings."""
+        prompts: dict[Literal["sentence1", "sentence2"], str] | None = None
+        """A text before those of a column. null: the base model's default prompt."""
+        predicted_prompt: Literal["sentence1", "sentence2"] | None = None
+        """The column whose prompt is put before texts to predict. null: sentence1."""
 
     options: Options
     option_stages: ClassVar = {
         "load_data": (),
         "tokenize": ("prompts",),
         "fit": (
+            "prompts",
             *("loss", "scale", "margin", "distance_metric", "matryoshka_dims", "matryoshka_weights"),
             *("pooling", "normalize"),
         ),

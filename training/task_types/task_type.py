@@ -250,6 +250,10 @@ class OptionalHooks:
         """The predictions for rows outside of an evaluation, with additional columns such as generated text."""
         return predictions
 
+    def exported_files(self, folder: Path) -> dict[str, str]:
+        """Text files, by name, that the exported model in `folder` gets: settings that it was trained with."""
+        return {}
+
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         """Text files, by name, that are published with the exported model in `folder` or replace its files. They hold
         settings of its use, not learned values. `max_length` is the number of tokens at which texts are cut."""

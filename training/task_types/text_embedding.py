@@ -25,8 +25,8 @@ import pyarrow as pa
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from training.models.pooling import CONFIG, Mode, Pooling, pooling_of, sentence_transformers_files
-from training.models.repository_files import read_json, text_prompts
+from training.models.pooling import CONFIG, Mode, Pooling, pooling_of, prompts_file, sentence_transformers_files
+from training.models.repository_files import PROMPTS, read_json, text_prompts
 from training.problems import UserError
 from training.task_types.task_type import TaskType, WholeStep
 from training.tokenization.features import Features, list_column
@@ -88,11 +88,8 @@ class TextEmbedding(WholeStep):
         decoders need it. null: as the base model's files of sentence-transformers say, else mean."""
         normalize: bool | None = None
         """Whether embeddings have length 1. null: as the base model's files say, else false."""
-        prompts: dict[str, str] | None = None
-        """A text before those of a column, such as {anchor: "query: ", positive: "passage: "}. null: the base model's
-        own prompts."""
+        prompts: Any = None
         predicted_prompt: str | None = None
-        """The column whose prompt is put before texts to predict. null: the first one."""
 
         @field_validator("matryoshka_weights")
         @classmethod
@@ -146,10 +143,15 @@ class TextEmbedding(WholeStep):
         """The column `label` of the token rows, if they have one."""
         return {}
 
+    def given_prompts(self) -> dict[str, str] | None:
+        """The recipe's prompts by column; None for the base model's."""
+        given: dict[str, str] | None = self.options.prompts
+        return given
+
     def _prompts(self, of_model: Mapping[str, str]) -> dict[str, str]:
         """The prompt of each column, by the recipe or else by the model's files."""
-        if self.options.prompts is not None:
-            return {column: self.options.prompts.get(column, "") for column in self.own_prompts}
+        if (given := self.given_prompts()) is not None:
+            return {column: given.get(column, "") for column in self.own_prompts}
         return {
             column: next((of_model[name] for name in names if of_model.get(name)), "")
             for column, names in self.own_prompts.items()
@@ -249,12 +251,19 @@ class TextEmbedding(WholeStep):
         vector = record["embedding"]
         return [f"embedding: {len(vector)} numbers ({', '.join(f'{value:.4f}' for value in vector[:_SHOWN])}, …)"]
 
+    def exported_files(self, folder: Path) -> dict[str, str]:
+        """The prompts that the model was trained with, as sentence-transformers stores them."""
+        prompts = self._prompts(text_prompts(folder))
+        by_name: dict[str, str] = {}
+        for column, names in self.own_prompts.items():
+            by_name.setdefault(names[0], prompts[column])
+        return {PROMPTS: prompts_file(by_name)}
+
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         """The files by which SentenceTransformer loads the model."""
         config = read_json(folder / "config.json")
-        prompts = self._prompts(text_prompts(folder))
-        by_name = {names[0]: prompts[column] for column, names in self.own_prompts.items() if names}
-        return sentence_transformers_files(Pooling(**config[CONFIG]), config["hidden_size"], max_length, by_name)
+        files = sentence_transformers_files(Pooling(**config[CONFIG]), config["hidden_size"], max_length)
+        return {**files, **self.exported_files(folder)}
 
 
 def hash_ids(texts: Iterable[str]) -> npt.NDArray[np.int64]:

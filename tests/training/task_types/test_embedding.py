@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tests import task_types as tiny_tasks
+from tests.raised import raised_problems
 from tests.training import tiny
 from tests.training.forks import curve, finish
 from training import task_types
 from training.batching.batches import PadTexts, TokenRows
 from training.evaluation import metrics
 from training.models.loading import load_tokenizer
+from training.models.repository_files import text_prompts
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
 from training.task_types.embedding import Search
@@ -46,9 +48,9 @@ def test_a_row_has_the_tokens_of_its_texts_one_after_another_with_prompts_and_eq
     encoder = load_encoder(folder, 32)
     rows = task.features(encoder, ROWS).rows.to_pylist()
     texts = [
-        ["red cat", "tall Katze", "Hund", "Hut"],
+        ["red cat", "tall Katze", "tall Hund", "tall Hut"],
         ["red dog", "tall Hund"],
-        ["red cat", "tall eine Katze", "Maus", "Hand"],
+        ["red cat", "tall eine Katze", "tall Maus", "tall Hand"],
     ]
     for row, of_row in zip(rows, texts, strict=True):
         single = [encoder.encode([text], None).ids.tolist() for text in of_row]
@@ -69,9 +71,7 @@ def test_the_prompts_of_the_base_model_are_those_of_query_and_document(world: Pa
     encoder = load_encoder(world / "base/output/tokenizer", 32)
     encoder.prompts = {"query": "red ", "passage": "tall "}
     task = task_types.load("embedding", {})
-    given = task_types.load(
-        "embedding", {"prompts": {"anchor": "red ", **dict.fromkeys(("positive", "negative", "negatives"), "tall ")}}
-    )
+    given = task_types.load("embedding", {"prompts": {"anchor": "red ", "positive": "tall "}})
     assert task.features(encoder, ROWS).rows == given.features(encoder, ROWS).rows
     none = task_types.load("embedding", {"prompts": {}})
     assert none.features(encoder, ROWS).rows != task.features(encoder, ROWS).rows
@@ -139,7 +139,10 @@ def test_negatives_are_optional_and_triplets_need_them() -> None:
     assert columns_of(options=triplets, data={"columns": named}) == ["anchor", "positive", "negatives"]
 
 
-@pytest.mark.parametrize("options", [{}, {"symmetric": True, "matryoshka_dims": [32, 8], "normalize": True}])
+OTHERS: dict[str, Any] = {"symmetric": True, "matryoshka_dims": [32, 8], "normalize": True}
+
+
+@pytest.mark.parametrize("options", [{}, OTHERS | {"prompts": {"anchor": "a: ", "positive": "b: "}}])
 def test_training_finds_translations(options: dict[str, Any], world: Path, tmp_path: Path) -> None:
     values = tiny_tasks.recipe_of("embedding", world / "rows", gradient_accumulation_steps=2, logging_steps=1)
     values |= {"options": options, "compute": {"strategy": "ddp", "num_processes": 1, "mixed_precision": "no"}}
@@ -150,3 +153,10 @@ def test_training_finds_translations(options: dict[str, Any], world: Path, tmp_p
     figures = [point["eval_ndcg_at_10"] for point in points.values() if "eval_ndcg_at_10" in point]
     assert figures[-1] > 0.95 and figures[-1] > figures[0]
     assert points[max(points)]["eval_loss"] < points[min(points)]["train_loss"]
+    prompts = {"query": "a: ", "document": "b: "} if options else {}
+    assert text_prompts(job / "output/model") == prompts  # for trainings that start from it
+
+
+def test_a_prompt_of_a_column_that_is_not_there_is_refused() -> None:
+    (problem,) = raised_problems(task_types.load, "embedding", {"prompts": {"query": "a: "}})
+    assert problem.where.startswith("options.prompts") and "'anchor', 'positive'" in problem.message

@@ -41,47 +41,38 @@ def test_loss_and_gradient_are_those_of_sentence_transformers(case: str) -> None
 VECTORS = torch.sin(torch.arange(40 * DIMENSIONS).reshape(40, DIMENSIONS) ** 2 * 0.3)
 
 
-def ranking(ids: list[list[int]], values: list[float] | None = None, **options: Any) -> float:
+def ranking(ids: list[list[int]], **options: Any) -> float:
     """The loss of rows of these texts."""
     given = VECTORS[[number for row in ids for number in row]]
-    return EmbeddingLoss("multiple_negatives_ranking", **options)(given, facts(ids, values)).item()
+    return EmbeddingLoss("multiple_negatives_ranking", **options)(given, facts(ids)).item()
 
 
-def spelt_out(ids: list[list[int]], values: list[float] | None = None) -> float:
+def spelt_out(ids: list[list[int]]) -> float:
     """The same, candidate by candidate."""
-    labels = values or [NAN] * len(ids)
     belongs = {(row[0], row[1]) for row in ids}
     losses = []
     for number, (anchor, positive, *_) in enumerate(ids):
         candidates = [
-            (text, labels[other] if place == 0 else NAN)
-            for other, row in enumerate(ids)
-            for place, text in enumerate(row[1:])
-            if (other, place) != (number, 0)
+            text for other, row in enumerate(ids) for place, text in enumerate(row[1:]) if (other, place) != (number, 0)
         ]
-        negatives = [
-            text
-            for text, label in candidates
-            if (anchor, text) not in belongs and text not in (anchor, positive) and label != labels[number]
-        ]
+        negatives = [text for text in candidates if (anchor, text) not in belongs and text not in (anchor, positive)]
         scores = 20 * torch.cosine_similarity(VECTORS[anchor][None], VECTORS[[positive, *negatives]])
         losses.append(scores.logsumexp(0) - scores[0])
     return torch.stack(losses).mean().item()
 
 
 @pytest.mark.parametrize(
-    ("ids", "values"),
+    "ids",
     [
-        ([[1, 11, 21], [2, 12], [3, 13, 22, 23]], None),
-        ([[1, 11], [2, 11], [3, 13]], None),  # one positive of two anchors
-        ([[1, 11], [1, 12], [3, 13, 12]], None),  # two positives of one anchor, and one of them elsewhere as a negative
-        ([[1, 11, 12], [2, 12, 11], [1, 13, 2]], None),  # a negative that is the positive of another row
-        ([[1, 2], [2, 3], [3, 1]], None),  # an anchor that is the positive of another row
-        ([[1, 11], [2, 12], [3, 13], [4, 14]], [0.0, 1.0, 0.0, 2.0]),  # rows with labels
+        [[1, 11, 21], [2, 12], [3, 13, 22, 23]],
+        [[1, 11], [2, 11], [3, 13]],  # one positive of two anchors
+        [[1, 11], [1, 12], [3, 13, 12]],  # two positives of one anchor, and one of them elsewhere as a negative
+        [[1, 11, 12], [2, 12, 11], [1, 13, 2]],  # a negative that is the positive of another row
+        [[1, 2], [2, 3], [3, 1]],  # an anchor that is the positive of another row
     ],
 )
-def test_texts_that_belong_to_an_anchor_are_not_its_negatives(ids: list[list[int]], values: list[float] | None) -> None:
-    assert ranking(ids, values) == pytest.approx(spelt_out(ids, values), rel=1e-5)
+def test_texts_that_belong_to_an_anchor_are_not_its_negatives(ids: list[list[int]]) -> None:
+    assert ranking(ids) == pytest.approx(spelt_out(ids), rel=1e-5)
 
 
 def test_without_negatives_nothing_is_to_learn() -> None:

@@ -6,7 +6,7 @@ respect to each embedding are computed; the second pass of a micro-batch carries
 (GradCache, Gao et al., arXiv:2101.06983). With one micro-batch on each of several ranks, one pass is enough.
 
 A text is never a negative of an anchor if it equals the anchor, its positive, or a positive of an equal anchor in the
-step: such a candidate is left out of the loss. Rows with labels have no negatives of their own label.
+step: such a candidate is left out of the loss.
 
 R rows, M texts of all rows, D dimensions, C candidates (positives, then negatives), F facts of a row.
 """
@@ -41,12 +41,12 @@ class Texts:
     row_of_negative: torch.Tensor  # (K,)
     anchor_ids: torch.Tensor  # (R,)
     candidate_ids: torch.Tensor  # (C,)
-    values: torch.Tensor  # (R,) scores, or labels; nan for rows without
+    scores: torch.Tensor  # (R,) nan for rows without
 
     @classmethod
     def of(cls, embeddings: torch.Tensor, facts: torch.Tensor) -> Texts:
-        """From the embeddings of the texts, row by row, (M, D), and the facts of the rows, (R, F): a score or label,
-        then the number of each text, -1 where a row has fewer."""
+        """From the embeddings of the texts, row by row, (M, D), and the facts of the rows, (R, F): a score, then
+        the number of each text, -1 where a row has fewer."""
         ids = facts[:, 1:]
         counts = (ids >= 0).sum(dim=1)
         starts = counts.cumsum(0) - counts
@@ -60,7 +60,7 @@ class Texts:
             row_of_negative=row[later],
             anchor_ids=flat[starts],
             candidate_ids=torch.cat([flat[starts + 1], flat[later]]),
-            values=facts[:, 0],
+            scores=facts[:, 0],
         )
 
 
@@ -104,7 +104,7 @@ class EmbeddingLoss:
         return (log_sums - scores[rows, rows]).mean()
 
     def _cosent(self, texts: Texts) -> torch.Tensor:
-        scores, order = texts.values.sort()
+        scores, order = texts.scores.sort()
         # Not more than the sum over all pairs with different scores, without their matrix: of each row, those that
         # should be more similar begin at the next larger score.
         similar = self.scale * cosine_similarity(texts.anchors, texts.positives)[order]
@@ -113,10 +113,10 @@ class EmbeddingLoss:
         return torch.cat([exponents, exponents.new_zeros(1)]).logsumexp(dim=0)
 
     def _cosine_similarity(self, texts: Texts) -> torch.Tensor:
-        return mse_loss(cosine_similarity(texts.anchors, texts.positives), texts.values.float())
+        return mse_loss(cosine_similarity(texts.anchors, texts.positives), texts.scores.float())
 
     def _contrastive(self, texts: Texts) -> torch.Tensor:
-        distances, similar = self._distances(texts.anchors, texts.positives), texts.values.float()
+        distances, similar = self._distances(texts.anchors, texts.positives), texts.scores.float()
         apart = relu(self._margin(0.5) - distances).square()
         return (similar * distances.square() + (1 - similar) * apart).mean() / 2
 
@@ -146,7 +146,6 @@ def _false_negatives(texts: Texts) -> torch.Tensor:
         equal = group == number
         matching[equal] = matching[equal].any(dim=0)
     matching |= texts.anchor_ids[:, None] == texts.candidate_ids
-    matching[:, :rows] |= texts.values[:, None] == texts.values  # equal labels; nan is not equal to itself
     own = torch.arange(rows, device=matching.device)
     matching[own, own] = False
     return matching
