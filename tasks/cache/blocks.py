@@ -10,7 +10,7 @@ family when none of its artifacts is needed any more.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def users_of(family: Path) -> list[tuple[str, str]]:
 def _remove_damaged(work: Work, folder: Path) -> None:
     damaged = [block for block in find_blocks(folder).values() if not is_intact(block)]
     for block in damaged:
-        block.unlink()
+        block.unlink(missing_ok=True)
     if damaged:
         message = f"{len(damaged)} damaged blocks of rows in {folder} are computed again: check the disk"
         warning: Message = {"kind": "warning", "message": message}
@@ -76,8 +76,8 @@ def _remove_damaged(work: Work, folder: Path) -> None:
 def _link(source: Path, target: Path) -> None:
     there = find_blocks(target)
     for rows, block in find_blocks(source).items():
-        if rows not in there:
-            aside = target / f".{block.name}"
-            aside.unlink(missing_ok=True)
-            link_or_copy(str(block), str(aside))
-            shutil.move(aside, target / block.name)
+        aside = target / f".{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):  # another job has found it damaged
+            if rows not in there:
+                link_or_copy(str(block), str(aside))
+                aside.rename(target / block.name)

@@ -514,22 +514,28 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
 @pytest.mark.parametrize(
     ("values", "where", "message"),
     [
-        ({"task": "sentence-similarity"}, "",
+        ({"task": "sentence-similarity"}, "data.negatives",
          "task sentence-similarity with these options takes no mined negatives: set it to null"),
-        ({"task": "reranking", "options": {"loss": "mse"}}, "", "task reranking with these options takes no mined"),
-        ({"task": "reranking", "data.negatives.source": "base"}, ".source",
+        ({"task": "reranking", "options": {"loss": "mse"}}, "data.negatives",
+         "task reranking with these options takes no mined"),
+        ({"task": "reranking", "data.negatives.source": "base"}, "data.negatives.source",
          "'base' needs a base model of embeddings, and task reranking trains none: choose from bm25, registry"),
         ({"data.negatives.source": "base",
-          "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 99}}}, ".source",
+          "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 99}}}, "data.negatives.source",
          "'base' would be random weights with model.source scratch: choose from bm25, registry"),
-        ({"data.negatives.path": "found/1"}, ".path", "'found/1' is for `source: registry` only; with bm25, set it"),
-        ({"data.negatives.source": "registry"}, ".path", "is missing: `source: registry` needs a registered version"),
-        ({"data.negatives.source": "registry", "data.negatives.path": "found"}, ".path",
+        ({"data.negatives.path": "found/1"}, "data.negatives.path",
+         "'found/1' is for `source: registry` only; with bm25, set it"),
+        ({"data.negatives.source": "registry"}, "data.negatives.path",
+         "is missing: `source: registry` needs a registered version"),
+        ({"data.negatives.source": "registry", "data.negatives.path": "found"}, "data.negatives.path",
          "'found' names no version: write found@champion (an alias) or found/1 (a number)"),
         ({"data.negatives.source": "registry", "data.negatives.path": "own@champion", "release": {"registry": "own"}},
-         ".path", "'own@champion' is an alias that each run of this recipe may move…name a version, such as own/1."),
-        ({"data.negatives.range_min": 9, "data.negatives.range_max": 11}, ".range_max",
+         "data.negatives.path",
+         "'own@champion' is an alias that each run of this recipe may move…name a version, such as own/1."),
+        ({"data.negatives.range_min": 9, "data.negatives.range_max": 11}, "data.negatives.range_max",
          "11 leaves 2 documents after range_min, fewer than num_negatives, 3: set it to 12 or more, or to null"),
+        ({"evaluation.splits": ["train", "test"]}, "evaluation.splits",
+         "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, test"),
     ],
 )  # fmt: skip
 def test_negatives_that_cannot_be_found_are_reported(values: dict[str, Any], where: str, message: str) -> None:
@@ -542,7 +548,7 @@ def test_negatives_that_cannot_be_found_are_reported(values: dict[str, Any], whe
         "data": {"source": "csv", "path": "rows", "negatives": {"source": "bm25"}, **columns},
         "model": {"source": "folder", "path": "me/small"},
     }
-    assert problems(recipe, values) == {f"data.negatives{where}": Says(message)}
+    assert problems(recipe, values) == {where: Says(message)}
 
 
 def test_missing_fields_are_reported_with_their_purpose() -> None:

@@ -102,6 +102,11 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield where, f"is missing: `source: registry` needs {_PATHS['registry']}."
     else:
         yield from _version_name(written, where)
+    if "train" in written["evaluation.splits"]:
+        message = (
+            "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, "
+        )
+        yield "evaluation.splits", f"{message}test."
     least, most = (written[f"data.negatives.range_{end}"] for end in ("min", "max"))
     if most is not None and most - least < (number := written["data.negatives.num_negatives"]):
         message = (
