@@ -34,7 +34,7 @@ ALLOWED = {
     # The entries of the metrics that a stage computes are inputs of it, and the modules that they name count. A remark
     # on their labels is a warning.
     "training.recipe.tables.metrics": {
-        *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS"),
+        *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS", "RANKINGS"),
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
         *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE", "frequent_positive", "metrics_of_second"),
         # The names of the metrics of tool calls, which the settings of a stage repeat if it computes them.
@@ -48,8 +48,8 @@ ALLOWED = {
     "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
     "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
-    # Names of fields and of a slice; the fields' values are inputs of the stage.
-    "training.recipe.data_fields": {"DATASET", "OF_MIXTURE", "SHARED"},
+    # Names of fields and of a slice, and a section; the fields' values are inputs of the stage.
+    "training.recipe.data_fields": {"DATASET", "OF_MIXTURE", "SHARED", "Negatives"},
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "WantedShard", "read_shards"},
     "training.recipe.reading_rules": {"ReadingRules"},
@@ -74,7 +74,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.tables.optimizers": {"OPTIMIZERS"},
     "training.recipe.tables.kernels": {"Kernels", "kernels_of"},
     "training.recipe.overrides": {"merge"},
-    "training.recipe.rules.release_rules": {"absent_splits", "undefined_metrics", "unfitting_metrics"},
+    "training.recipe.rules.release_rules": {"CALIBRATING", "absent_splits", "undefined_metrics", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {
         *("FEWEST_ROWS", "LABEL", "LENGTH", "BUILT_IN_SLICES", "MOST_GROUPS", "named_groups", "slice_of"),
         *("unfitting_minimum", "unknown_slices"),
@@ -82,7 +82,10 @@ ALLOWED_IN_TASKS = {
 }
 # The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others
 # where figures can change the weights.
-FIGURE_HOOKS = {"baseline", "metric_inputs", "empty_predictions", "calibrate", "write_turns", "tokenizer_problems"}
+FIGURE_HOOKS = {
+    *("baseline", "_rank_by_words", "metric_inputs", "empty_predictions", "calibrate", "write_turns"),
+    "tokenizer_problems",
+}
 
 
 @pytest.fixture
