@@ -1,15 +1,14 @@
 """BM25: scores of documents by the words that they share with a query, without training. It is the baseline of search.
 
 By the formula of Robertson and Zaragoza (The Probabilistic Relevance Framework: BM25 and Beyond, 2009), with the
-inverse document frequency and the usual parameters of Lucene. Words are runs of letters and digits in lower case;
-Chinese and Japanese, which have no spaces, are read by characters.
+inverse document frequency and the usual parameters of Lucene. Words are those of text_statistics.py: runs of letters
+and digits in lower case, and single characters of scripts without spaces.
 
 C documents, Q queries, V words.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,11 +16,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from training.evaluation.predictions import Floats, Rows
+from training.evaluation.text_statistics import split_words
 
 K1, B = 1.2, 0.75
 """How soon further occurrences of a word count less, and how much longer documents count less."""
-_SINGLE = "\u3040-\u30ff\u3400-\u9fff"
-_WORD = re.compile(rf"[{_SINGLE}]|[^\W{_SINGLE}]+")
 
 
 class Bm25:
@@ -30,7 +28,7 @@ class Bm25:
     def __init__(self, documents: Sequence[str]) -> None:
         self._words: dict[str, int] = {}
         for document in documents:
-            for word in _WORD.findall(document.lower()):
+            for word in split_words(document):
                 self._words.setdefault(word, len(self._words))
         counts = self._count(documents)
         with_word = np.bincount(counts.indices, minlength=len(self._words))
@@ -51,7 +49,7 @@ class Bm25:
 
     def _count(self, texts: Sequence[str]) -> csr_array:
         """(N, V) how often each word is in each text; words of no document are left out."""
-        found = [Counter(map(self._words.get, _WORD.findall(text.lower()))) for text in texts]
+        found = [Counter(map(self._words.get, split_words(text))) for text in texts]
         for count in found:
             count.pop(None, None)
         starts = np.cumsum([0, *map(len, found)])
