@@ -223,6 +223,17 @@ def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that
     assert judge({"baseline": False}).decision == "promote"
 
 
+def test_a_first_model_that_is_kept_behind_bm25_is_told_so_and_queries_are_counted() -> None:
+    figures = {"metric": "ndcg_at_10", "champion": "BM25", "baseline": True, "unit": "queries"}
+    kept = judge({}, BETTER.model_copy(update={**figures, "better": False, "p_value": 0.3}))
+    assert kept.reason.startswith(
+        "without a champion to be compared with, it must be better than BM25: ndcg_at_10 0.8710"
+    )
+    assert "of BM25 on the same 1,872 queries of test: 52 queries better, 32 worse" in kept.reason
+    few = judge({}, BETTER.model_copy(update={**figures, "rows": 12}))
+    assert few.reason.endswith("on fewer queries than release.gate.min_rows, 20: add 8 more to test.")
+
+
 def test_a_figure_without_a_value_reaches_no_bound_and_is_reported() -> None:
     verdict = judge({"minimum": {"precision": 0.0, "f1": 0.9}, **floors(war={"precision": 0.0})})
     assert verdict.decision == "reject" and verdict.reason == (
