@@ -131,4 +131,4 @@ def _list_problems(error: BaseException | None) -> list[dict[str, Any]]:
     if isinstance(error, UserError):
         return [problem.model_dump() for problem in error.problems]
     kind = error.failure.kind if isinstance(error, JobFailed) else "internal"
-    return [{"kind": kind, "where": STAGE, "message": str(error)}]
+    return [{"kind": kind, "where": STAGE, "message": str(error) or type(error).__name__}]

@@ -64,6 +64,8 @@ INSIDE = (
     "training.recipe.tables.row_checks",
     # The options of a task type.
     "training.recipe.task_specification",
+    # The blocks in which rows are kept.
+    "training.jobs.blocks",
     # The order of tags.
     "training.evaluation.tags",
 )

@@ -125,7 +125,7 @@ class Embedding(TextEmbedding, MinesNegatives):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
         found = Embeddings.of(predictions)
         vectors = found.vectors / np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
-        search = Search.of(found.ids, found.counts)
+        search = RetrievalSet.of(found.ids, found.counts)
         queries, documents = vectors[search.queries], vectors[search.documents]
         return rank(queries, search.query_rows, documents, search.relevant, left_out=search.left_out)
 
@@ -140,7 +140,7 @@ class Embedding(TextEmbedding, MinesNegatives):
             with pa.memory_map(str(data / f"{split}.arrow")) as file:
                 by_row = [row for batch in _batches(file) for row in self.texts(batch)]
             texts = [text for row in by_row for _, text in row]
-            search = Search.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64))
+            search = RetrievalSet.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64))
             words = Bm25([texts[place] for place in search.documents])
             queries = [texts[place] for place in search.queries]
             return rank_by(
@@ -162,7 +162,7 @@ def _listed(name: str, value: str | list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Search:
+class RetrievalSet:
     """The distinct queries and documents among the texts of rows, as places among these, and which belong together."""
 
     queries: npt.NDArray[np.int64]  # (Q,) in the order of the rows
@@ -172,7 +172,7 @@ class Search:
     left_out: npt.NDArray[np.int64]  # (E, 2) a query and a document with the same text that is not relevant
 
     @classmethod
-    def of(cls, ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Search:
+    def of(cls, ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> RetrievalSet:
         """From the numbers of the texts, (M,), and the texts of each row, (N,): anchor, positive, negatives."""
         starts = np.cumsum(counts) - counts
         _, query_rows, query_of_row = _distinct(ids[starts])

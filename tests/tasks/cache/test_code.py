@@ -100,6 +100,10 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_form_of_kept_blocks_is_code_of_the_stage_that_reads_them() -> None:
+    assert "training/jobs/blocks.py" in code_behind(["training.programs.mine_negatives"]).files
+
+
 def test_a_users_module_is_followed_through_its_own_imports_only(work: Path) -> None:
     assert list(code_digests(["rows"])) == ["lib/__init__.py", "lib/clean.py", "rows.py"]
 

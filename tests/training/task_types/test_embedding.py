@@ -21,7 +21,7 @@ from training.models.loading import load_tokenizer
 from training.models.repository_files import text_prompts
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
-from training.task_types.embedding import Search
+from training.task_types.embedding import RetrievalSet
 from training.task_types.text_embedding import hash_ids
 from training.tokenization.encoder import load_encoder
 
@@ -91,7 +91,7 @@ def predictions(rows: list[list[str]], vectors: dict[str, list[float]]) -> pa.Ta
 
 def test_an_evaluation_searches_the_distinct_documents_for_each_distinct_anchor() -> None:
     rows = [["a", "x", "y"], ["b", "y"], ["a", "z"], ["c", "a"]]
-    search = Search.of(hash_ids([text for row in rows for text in row]), np.array([*map(len, rows)]))
+    search = RetrievalSet.of(hash_ids([text for row in rows for text in row]), np.array([*map(len, rows)]))
     texts = [text for row in rows for text in row]
     assert [texts[place] for place in search.queries] == ["a", "b", "c"] and search.query_rows.tolist() == [0, 1, 3]
     documents = [texts[place] for place in search.documents]
