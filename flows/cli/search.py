@@ -10,9 +10,11 @@ from flows.reports.tables import terminal_width, wrap
 from tasks.prediction.single_rows import predict_records, split_into_rows
 from tasks.prediction.vector_search import find_files
 from tasks.prediction.vector_search import search as search_files
-from tasks.registry.model_spec import find_model
+from tasks.registry.model_spec import find_model, with_prompt
 from training.problems import UserError
 from training.recipe import split_version_name
+from training.task_types import class_of
+from training.task_types.text_embedding import TextEmbedding
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,16 +34,18 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
 def search(arguments: argparse.Namespace) -> int:
     """Find the rows whose embeddings are most similar to that of a text.
 
-    Each query compares all rows, exactly. For large files and many queries give them to FAISS, Qdrant or pgvector.
+    Each query compares all rows, exactly. Use FAISS, Qdrant or pgvector for large files and many queries.
     """
     if arguments.top < 1:
-        raise UserError.of("option", "--top", f"{arguments.top} rows are none: give 1 or more.")
+        raise UserError.of("option", "--top", f"{arguments.top} is too few rows: give 1 or more.")
     files = find_files(arguments.corpus)
     model = find_model(*split_version_name(arguments.model), arguments.task)
-    (record,) = predict_records(model, split_into_rows(model, arguments.texts))
-    if "embedding" not in record:
+    task_type = class_of(model.task["task"])
+    if not issubclass(task_type, TextEmbedding):
         message = f"{model.name} is a model for {model.task['task']}: name one that gives embeddings."
         raise UserError.of("option", "NAME", message)
+    model = with_prompt(model, next(iter(task_type.own_prompts)))  # that of queries, whatever documents have
+    (record,) = predict_records(model, split_into_rows(model, arguments.texts))
     found = search_files(model, record["embedding"], files, arguments.top)
     for hit in found:
         row: dict[str, Any] = {

@@ -80,7 +80,7 @@ def _blocks(model: ModelSpec, files: Sequence[Path], dimensions: int) -> Iterato
                 "option", "--corpus", f"{file} is not readable: {str(error).splitlines()[0]}."
             ) from error
         with opened:
-            _require_embeddings(opened.schema_arrow, file, dimensions)
+            _require_embeddings(opened.schema_arrow, file)
             for block in opened.iter_batches(BLOCK_ROWS):
                 digests = block.column("model_digest").unique().to_pylist()
                 if digests != [model.digest]:
@@ -89,15 +89,22 @@ def _blocks(model: ModelSpec, files: Sequence[Path], dimensions: int) -> Iterato
                     message += f"run finetune predict {version} again with the same --output."
                     raise UserError.of("option", "--corpus", message)
                 names = [name for name in block.schema.names if name not in STAMPS or name in _PLACE]
-                yield block.select(names).filter(block.column("error").is_null())
+                usable = block.select(names).filter(block.column("error").is_null())
+                if usable.num_rows:
+                    _require_size(usable.schema.field(EMBEDDING).type, file, dimensions)
+                    yield usable
 
 
-def _require_embeddings(schema: pa.Schema, file: Path, dimensions: int) -> None:
-    """Raises UserError if the file has no embeddings of the query's size."""
+def _require_embeddings(schema: pa.Schema, file: Path) -> None:
+    """Raises UserError if the file has no embeddings."""
     kind = schema.field(EMBEDDING).type if EMBEDDING in schema.names else None
     if kind is None or not pa.types.is_fixed_size_list(kind) or not STAMPS.keys() <= {*schema.names}:
         message = f"{file} has no column {EMBEDDING!r} of finetune predict: name the --output of one."
         raise UserError.of("option", "--corpus", message)
+
+
+def _require_size(kind: pa.FixedSizeListType, file: Path, dimensions: int) -> None:
+    """Raises UserError if embeddings have another size than the query's."""
     size = -(-dimensions // 8) if kind.value_type == pa.uint8() else dimensions
     if kind.list_size != size:
         message = (

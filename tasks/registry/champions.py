@@ -160,7 +160,9 @@ def digest_rows(recipe: Recipe, lock: Lock) -> str:
     if lock.corrections:
         more["corrections"] = lock.corrections.sha256
     if recipe.data.negatives:
-        more["negatives"] = recipe.data.negatives.model_dump(mode="json")
+        more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"})
+    if lock.negatives_version:
+        more["negatives_model"] = lock.negatives_version.model
     return digest_of({"source": source, **more}) if more else source
 
 

@@ -41,7 +41,8 @@ class EmbeddingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] = "float"
     """base64: of the little-endian float32 numbers."""
     dimensions: int | None = Field(None, ge=1)
-    """The first so many dimensions, scaled to length 1: one of options.matryoshka_dims of the model's recipe."""
+    """The first so many dimensions, one of options.matryoshka_dims of the model's recipe, scaled to length 1; or all of
+    them, unchanged."""
 
 
 class RerankRequest(BaseModel):
@@ -73,34 +74,36 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
             raise refuse("input", "tokens are given: give texts.")
 
         def rows(model: ModelSpec) -> Rows:
+            require_served(body.model, name, model.version)
             column = next(iter(model.columns.values()))
             return [{column: text} for text in texts]
 
-        said, model = await ask(rows, request)
-        require_served(body.model, name, model.version)
-        _require_usable(said, "input")
-        vectors = np.array([record["embedding"] for record in said.records if record], np.float32)
+        predicted, model = await ask(rows, request)
+        _require_usable(predicted, "input")
+        vectors = np.array([record["embedding"] for record in predicted.records if record], np.float32)
         if body.dimensions is not None:
             vectors = _shorten(vectors, body.dimensions, model)
         written = [_encode(vector) if body.encoding_format == "base64" else vector.tolist() for vector in vectors]
         data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(written)]
-        tokens = sum(said.tokens)
+        tokens = sum(predicted.tokens)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": f"{name}/{model.version}", "usage": usage}
 
     async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
         """The documents with their scores for the query, the best first."""
+        if not body.query.strip():
+            raise refuse("query", "is empty: give a text.")
         texts = [one if isinstance(one, str) else one.get("text") for one in body.documents]
 
         def rows(model: ModelSpec) -> Rows:
+            require_served(body.model, name, model.version)
             if "documents" in model.columns:
                 return [{model.columns["query"]: body.query, model.columns["documents"]: texts}]
             return [{model.columns["query"]: body.query, model.columns["document"]: text} for text in texts]
 
-        said, model = await ask(rows, request)
-        require_served(body.model, name, model.version)
-        _require_usable(said, "documents")
-        records = [record for record in said.records if record is not None]
+        predicted, model = await ask(rows, request)
+        _require_usable(predicted, "documents", of_one="documents" in model.columns)
+        records = [record for record in predicted.records if record is not None]
         if "documents" in model.columns:
             ranked = [(one["score"], one["document"]) for one in records[0]["ranking"]]
         else:
@@ -111,7 +114,11 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
             | ({"document": {"text": texts[place]}} if body.return_documents else {})
             for score, place in ranked[: body.top_n]
         ]
-        return {"model": f"{name}/{model.version}", "results": results, "usage": {"total_tokens": sum(said.tokens)}}
+        return {
+            "model": f"{name}/{model.version}",
+            "results": results,
+            "usage": {"total_tokens": sum(predicted.tokens)},
+        }
 
     if issubclass(task_type, TextEmbedding):
         routes.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=EmbeddingsBody)
@@ -120,15 +127,15 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
     return routes
 
 
-def _require_usable(said: Predicted, field: str) -> None:
-    """Raises RequestRefused if a row has an error."""
-    for place, error in enumerate(said.errors):
+def _require_usable(predicted: Predicted, field: str, *, of_one: bool = False) -> None:
+    """Raises RequestRefused if a row has an error. `of_one`: one row has the whole field."""
+    for place, error in enumerate(predicted.errors):
         if error is not None:
-            raise refuse(f"{field}[{place}]", f"{error}.")
+            raise refuse(field if of_one else f"{field}[{place}]", f"{error}.")
 
 
 def _shorten(vectors: np.ndarray[Any, Any], dimensions: int, model: ModelSpec) -> np.ndarray[Any, Any]:
-    """The first dimensions of the embeddings, (N, dimensions), with length 1."""
+    """The first dimensions of the embeddings, (N, dimensions), with length 1 if they are cut."""
     trained = model.task["options"].get("matryoshka_dims") or []
     allowed = sorted({*trained, vectors.shape[1]})
     if dimensions not in allowed:

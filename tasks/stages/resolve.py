@@ -120,7 +120,7 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
     """Fields of the lock; adds to `problems`. The base model is not looked up if training starts from the champion."""
     found = dict[str, Any](notes=[], unreachable=[])
     try:
-        found |= _pin_data(recipe, found, progress)
+        found |= _pin_data(recipe, found, progress) | _pin_negatives(recipe, found)
         problems += _find_absent_splits(recipe, found)
         found["rows"] = digest_rows(recipe, Lock(**found))
         if recipe.model.start_from == "champion":
@@ -135,10 +135,6 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
             found |= _pin_model(recipe, found, progress)
         except UserError as error:
             problems.extend(error.problems)
-    try:
-        found |= _pin_negatives(recipe, found)
-    except UserError as error:
-        problems.extend(error.problems)
     try:
         found["must_hold"] = pin_must_hold(recipe)
     except UserError as error:

@@ -49,6 +49,19 @@ def test_the_rows_most_similar_to_a_text_are_found_among_predicted_rows(
     assert first.split() == ["1.0000", "two"] and place.strip() == f"{documents}, row 2"
 
 
+@pytest.mark.parametrize("output", ["vectors", "vectors.parquet"])
+def test_shards_without_a_usable_row_are_written_beside_others(
+    output: str, home: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    documents, place = tmp_path / "documents.jsonl", str(tmp_path / output)
+    documents.write_text("".join(json.dumps({"talk": text}) + "\n" for text in (" ", "one", "two", " ")))
+    options = ["--shard-rows", "1", "--max-error-rate", "1", "--no-drift"]
+    run = finetune(home, "predict", "counter", "--input", str(documents), "--output", place, *options, **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = finetune(home, "search", "counter", "--corpus", place, "two", **server)
+    assert found.returncode == 0 and found.stdout.splitlines()[0].split()[1] == "two", found.stdout + found.stderr
+
+
 def test_documents_can_have_another_prompt_than_queries(home: Path, server: dict[str, str]) -> None:
     printed = [
         finetune(home, "predict", "counter", *words, "three", **server) for words in ((), ("--prompt", "sentence2"))
@@ -61,7 +74,7 @@ def test_mistakes_are_one_message(home: Path, tmp_path: Path, capsys: pytest.Cap
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "rows.parquet")
     for words, message in {
         ("--corpus", str(tmp_path / "absent")): "has no Parquet files",
-        ("--corpus", str(tmp_path / "rows.parquet"), "--top", "0"): "--top: 0 rows are none",
+        ("--corpus", str(tmp_path / "rows.parquet"), "--top", "0"): "--top: 0 is too few rows",
     }.items():
         assert main(["search", "counter", "two", *words]) == 2
         assert message in capsys.readouterr().err

@@ -51,7 +51,7 @@ class MineResult(Result):
     negatives: int
     """The documents that were added to rows, together."""
     without: int
-    """The rows to which fewer than num_negatives were added."""
+    """Of the rows with a document that belongs to the query, those to which fewer than num_negatives were added."""
     texts: int | None = None
     """The distinct texts that have embeddings; None for bm25."""
     embedded: int = 0
@@ -65,7 +65,8 @@ class Corpus:
     queries: dict[str, int] = field(default_factory=dict)
     documents: dict[str, int] = field(default_factory=dict)
     order: list[tuple[str, bool]] = field(default_factory=list)
-    """Each of these texts with whether it is a document, in the order of the rows: a row more comes at the end."""
+    """Each of these texts with whether it is a document, in the order of the rows: rows that are appended change no
+    earlier place."""
     judged: list[dict[int, bool]] = field(default_factory=list)
     """Of each query the documents that a row has with it, and whether one says that they belong to it."""
 
@@ -115,7 +116,11 @@ class QueryRows:
             ]
             rows.append(self.task_type.add_negatives(batch, negatives))
             added += sum(map(len, negatives))
-            without += sum(len(texts) < wanted for texts in negatives)
+            without += sum(
+                len(texts) < wanted
+                for texts, (_, documents) in zip(negatives, judged, strict=True)
+                if any(belongs for _, belongs in documents)
+            )
         with ipc_writer(file, rows[0].schema) as writer:
             for block in in_blocks(rows, rows[0].schema):
                 writer.write_batch(block)

@@ -130,6 +130,10 @@ class Writer:
         self._file, self._form, self._kept, self._delimiter = file, form, kept, delimiter
         self._escape_formulas, self._as_message = escape_formulas, as_message
         self._embedding_type = embedding_type
+        self._dimensions: int | None = None
+        """Of embeddings in Parquet; known from the first one on."""
+        self._waiting = list[tuple[Rows, pa.Table, Stamp]]()
+        """Rows without an embedding before it."""
         self._stack = ExitStack()
         self._out: Any = None
 
@@ -137,6 +141,8 @@ class Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._waiting and error[0] is None:
+            self._begin_embeddings(1)
         self._stack.close()
         if error[0] is None:
             with self._file.open("rb") as file:
@@ -145,6 +151,12 @@ class Writer:
     def write(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
         """Appends rows; `predictions` has a line for each of them that is usable, empty if the model could not read its
         tokens."""
+        if self._form == "parquet" and EMBEDDING in predictions.column_names and self._dimensions is None:
+            dimensions = pc.max(pc.list_value_length(predictions[EMBEDDING])).as_py()
+            if dimensions is None:
+                self._waiting.append((rows, predictions, stamp))
+                return
+            self._begin_embeddings(dimensions)
         is_empty = np.all([column.is_null().to_numpy() for column in predictions.columns], axis=0).tolist()
         places, place = [], 0
         for error in rows.errors:
@@ -159,13 +171,21 @@ class Writer:
         )
         predictions = predictions.take(pa.array(places, pa.int64()))
         if EMBEDDING in predictions.column_names and self._form == "parquet":
-            vectors = as_vectors(predictions[EMBEDDING].combine_chunks(), self._embedding_type)
+            assert self._dimensions is not None
+            vectors = as_vectors(predictions[EMBEDDING].combine_chunks(), self._embedding_type, self._dimensions)
             predictions = predictions.set_column(predictions.column_names.index(EMBEDDING), EMBEDDING, vectors)
         names = predicted_names(predictions.column_names, self._kept.types)
         predictions = predictions.rename_columns([names[name] for name in predictions.column_names])
         {"parquet": self._parquet, "csv": self._csv, "jsonl": self._json_lines, "openai": self._responses}[self._form](
             rows, predictions, stamp
         )
+
+    def _begin_embeddings(self, dimensions: int) -> None:
+        """Writes the rows before the first embedding, now that its size is known."""
+        self._dimensions = dimensions
+        waiting, self._waiting = self._waiting, []
+        for rows in waiting:
+            self.write(*rows)
 
     def _parquet(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
         kept = {name: _as_array(rows.kept[name], kind) for name, kind in self._kept.types.items()}
@@ -217,20 +237,20 @@ class Writer:
         return self._stack.enter_context(self._file.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
 
 
-def as_vectors(embeddings: pa.ListArray, kind: EmbeddingType) -> pa.FixedSizeListArray:
-    """Embeddings (N,) of D numbers each, or null, as lists of one size: float32 or float16, or for `binary` uint8, in
-    which a bit says whether a number is positive, eight dimensions a byte, the first one in the highest bit.
+def as_vectors(embeddings: pa.ListArray, kind: EmbeddingType, dimensions: int) -> pa.FixedSizeListArray:
+    """Embeddings (N,) of so many numbers each, or null, as lists of one size: float32 or float16, or for `binary`
+    uint8, in which a bit says whether a number is positive, eight dimensions a byte, the first one in the highest bit.
 
     A null becomes NaN, or zeros: pyarrow 25 writes null lists of one size into Parquet, and cannot read them.
     """
     there = embeddings.is_valid().to_numpy(zero_copy_only=False)
-    found = embeddings.flatten().to_numpy().reshape(int(there.sum()), -1)  # (rows with an embedding, D)
+    found = embeddings.flatten().to_numpy().reshape(-1, dimensions)  # those of rows with an embedding
     if kind == "binary":
         found = np.packbits(found > 0, axis=1)
     elif kind == "float16":
         found = found.astype(np.float16)
     nothing = 0 if kind == "binary" else np.nan
-    vectors = np.full((len(there), found.shape[1] if len(found) else 1), nothing, found.dtype)
+    vectors = np.full((len(there), found.shape[1]), nothing, found.dtype)
     vectors[there] = found
     return pa.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
 

@@ -29,7 +29,7 @@ def find_blocks(folder: Path) -> dict[str, Path]:
 
 
 def is_intact(block: Path) -> bool:
-    """Whether the content is that which the name says."""
+    """Whether the file has the sha256 in its name."""
     return sha256(block) == block.stem.partition("-")[2]
 
 

@@ -415,11 +415,13 @@ def find_heavy_tails(metric: str, new: Predictions, old: Predictions) -> Iterato
     rows = np.argsort(-squares, kind="stable")[:few]
     share = squares[rows].sum() / squares.sum() if differing >= MIN_DIFFERING else 0.0
     if share > HEAVY_SHARE:  # False for nan
-        named = ", ".join(str(row) for row in rows[:NAMED_ROWS].tolist()) + (", …" if few > NAMED_ROWS else "")
+        named = ", ".join(str(row) for row in new.rows_of(rows[:NAMED_ROWS]).tolist()) + (
+            ", …" if few > NAMED_ROWS else ""
+        )
         yield (
-            f"{few} of {len(new):,} rows make up {share:.0%} of the variance of the difference in {metric} (row "
-            f"{named}): the interval is less certain than its confidence says. Look at these rows; add test rows, or "
-            "compare by a metric that a single row moves less, such as accuracy."
+            f"{few} of {len(new):,} {new.entries_name} make up {share:.0%} of the variance of the difference in "
+            f"{metric} (row {named}): the interval is less certain than its confidence says. Look at these rows; add "
+            "test rows, or compare by a metric that a single row moves less, such as accuracy."
         )
 
 

@@ -118,7 +118,7 @@ def embed(
     def compute(number: int) -> pa.Table | None:
         nonlocal done
         rows = TokenRows(blocks[number].tokens)
-        report = progress_of_rows(events, "train", done, len(texts))
+        report = progress_of_rows(events, "train", number * ROWS_IN_BLOCK, len(texts))
         found = predict(
             task_type, load_network().to(device), rows, collate, batch_size, settings.mixed_precision, report
         )

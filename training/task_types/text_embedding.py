@@ -26,7 +26,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 
 from training.models.pooling import CONFIG, Mode, Pooling, pooling_of, prompts_file, sentence_transformers_files
-from training.models.repository_files import PROMPTS, read_json, text_prompts
+from training.models.repository_files import PROMPTS, text_prompts
 from training.problems import UserError
 from training.task_types.task_type import TaskType, WholeStep
 from training.tokenization.features import Features, list_column
@@ -261,8 +261,11 @@ class TextEmbedding(WholeStep):
 
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         """The files by which SentenceTransformer loads the model."""
-        config = read_json(folder / "config.json")
-        files = sentence_transformers_files(Pooling(**config[CONFIG]), config["hidden_size"], max_length)
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        width = config.get_text_config().hidden_size  # which files of some architectures call otherwise
+        files = sentence_transformers_files(Pooling(**getattr(config, CONFIG)), width, max_length)
         return {**files, **self.exported_files(folder)}
 
 

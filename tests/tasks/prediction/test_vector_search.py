@@ -27,7 +27,7 @@ def write(
     numbers = range(1, len(embeddings) + 1)
     columns = {
         "text": [f"text {number}" for number in numbers],
-        "embedding": as_vectors(embeddings, kind),
+        "embedding": as_vectors(embeddings, kind, vectors.shape[1]),
         **dict.fromkeys(STAMPS, [None] * len(embeddings)),
         "error": [None] * len(vectors) + ["has no text"],
         "model_digest": [digest] * len(embeddings),
@@ -83,6 +83,12 @@ def test_files_without_embeddings_of_the_version_are_refused(tmp_path: Path) -> 
         assert problem.where == "--corpus" and message in problem.message
 
 
+def test_a_file_without_any_embedding_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", np.empty((0, 8), np.float32))
+    write(tmp_path / "b.parquet", np.ones((1, 8), np.float32))
+    assert [hit.row["input_file"] for hit in search(MODEL, [1.0] * 8, find_files([str(tmp_path)]), 3)] == ["b.parquet"]
+
+
 def test_a_bit_of_a_binary_embedding_says_whether_a_number_is_positive() -> None:
-    found = as_vectors(pa.array([[1.0, -1.0, 0.5, 0, 0, 0, 0, 2.0, 1.0], None], pa.list_(pa.float32())), "binary")
+    found = as_vectors(pa.array([[1.0, -1.0, 0.5, 0, 0, 0, 0, 2.0, 1.0], None], pa.list_(pa.float32())), "binary", 9)
     assert found.to_pylist() == [[0b10100001, 0b10000000], [0, 0]]

@@ -222,13 +222,13 @@ def test_a_server_that_is_away_is_known_to_be(prefect_server: None, monkeypatch:
 
 
 def test_settings_of_a_block_are_those_of_prefects_own_way_and_end_with_it() -> None:
-    before = get_current_settings()
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-        theirs = get_current_settings()
-    with flow_runs.settings_with("client", max_retries=0):
-        assert PREFECT_CLIENT_MAX_RETRIES.value() == 0
-        assert get_current_settings() == theirs
-        assert get_current_settings().to_environment_variables(exclude_unset=True) == theirs.to_environment_variables(
-            exclude_unset=True
-        )
-    assert get_current_settings() is before and PREFECT_CLIENT_MAX_RETRIES.value() > 0
+    with temporary_settings({}):  # as the environment is now, which other tests have changed
+        before = get_current_settings()
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            theirs = get_current_settings()
+        with flow_runs.settings_with("client", max_retries=0):
+            assert PREFECT_CLIENT_MAX_RETRIES.value() == 0
+            ours = get_current_settings()
+        assert get_current_settings() is before and PREFECT_CLIENT_MAX_RETRIES.value() > 0
+    assert ours == theirs
+    assert ours.to_environment_variables(exclude_unset=True) == theirs.to_environment_variables(exclude_unset=True)

@@ -71,12 +71,14 @@ def test_documents_are_sorted_by_their_scores_for_a_query(columns: tuple[str, st
         found = server.client.post("/v1/rerank", json=asked).json()
         first = server.client.post("/v1/rerank", json=asked | {"top_n": 1, "return_documents": True}).json()
         empty = server.client.post("/v1/rerank", json=asked | {"documents": ["two", " "]})
+        unasked = server.client.post("/v1/rerank", json=asked | {"query": " "})
         assert server.client.post("/v1/embeddings", json={}).status_code == 404
     scores = [one["relevance_score"] for one in found["results"]]
     assert [one["index"] for one in found["results"]] == [1, 2, 0] and scores == sorted(scores, reverse=True)
     assert all(0 < score < 1 for score in scores)  # a sigmoid, by the default loss
     assert found["model"] == "counter/1" and found["usage"] == {"total_tokens": 6}
     assert first["results"] == [{"index": 1, "relevance_score": scores[0], "document": {"text": "nine"}}]
+    assert unasked.status_code == 400 and unasked.json()["error"]["param"] == "query"
     assert empty.status_code == 400 and "documents" in empty.json()["error"]["message"]
 
 

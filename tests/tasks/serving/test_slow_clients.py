@@ -78,7 +78,7 @@ def test_a_program_that_is_killed_in_the_middle_of_a_line_loses_its_requests_and
         receiving = asyncio.create_task(process._receive())
         first, second = process.predict([{"text": "a"}]), process.predict([{"text": "b"}])
         await asyncio.sleep(0)  # they are sent at the end of this turn
-        whole = {"kind": "predicted", "id": 1, "records": [{"label": "x"}], "errors": [None]}
+        whole = {"kind": "predicted", "id": 1, "records": [{"label": "x"}], "errors": [None], "tokens": [1]}
         program.sendall(json.dumps(whole).encode() + b'\n{"kind": "predicted", "id": 2, "rec')
         program.close()
         assert (await first).model_dump() == whole

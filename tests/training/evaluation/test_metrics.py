@@ -32,6 +32,7 @@ from training.recipe import parse
 from training.recipe.tables.metrics import METRICS as TABLE
 from training.recipe.tables.metrics import NUMBERS, ONE_LABEL, TAGS, Metric, metrics_for
 from training.task_types import load
+from training.task_types.regression import Regression
 
 ROOT = Path(__file__).parents[3]
 METRICS = load("sequence-classification").metrics
@@ -372,6 +373,7 @@ def test_a_metric_is_a_class_and_a_line_of_the_table(tmp_path: Path, monkeypatch
     added.HalfError = HalfError
     monkeypatch.setitem(sys.modules, added.__name__, added)
     monkeypatch.setitem(TABLE, "half_error", Metric({NUMBERS: "added:HalfError"}, more_is_better=False, most=None))
+    monkeypatch.setattr(Regression, "metrics", metrics_for(NUMBERS))  # it may be imported already
     recipe = recipe_of("regression", tmp_path) | {"evaluation": {"metrics": ["half_error"], "splits": ["validation"]}}
     assert parse(recipe).evaluation.metrics == ["half_error"]
     references = np.arange(40.0)

@@ -514,6 +514,8 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
 @pytest.mark.parametrize(
     ("values", "where", "message"),
     [
+        ({"evaluation.folds": 3}, "evaluation.folds",
+         "3 contradicts data.negatives: models of folds would train on documents of the rows left out."),
         ({"task": "sentence-similarity"}, "data.negatives",
          "task sentence-similarity with these options takes no mined negatives: set it to null"),
         ({"task": "reranking", "options": {"loss": "mse"}}, "data.negatives",

@@ -188,6 +188,7 @@ def test_the_loss_of_numbers_is_the_mean_squared_error_inside_the_model_and_outs
 
 def test_numbers_to_learn_keep_their_digits_where_deepspeed_trains_in_16_bits() -> None:
     trainer = object.__new__(ExactTrainer)  # DeepSpeed computes in 16 bits on a GPU only
+    trainer._task = SimpleNamespace(task_type=REGRESSION)
     trainer.args, trainer.is_deepspeed_enabled = SimpleNamespace(device="cpu"), True
     plugin = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
     trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))

@@ -87,6 +87,9 @@ def _folds(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield where, f"{folds} needs one set of rows, and a mixture repeats rows or leaves some out: leave folds out."
     if reason := task_type_of(written).train_only_reason("train"):
         yield where, f"{folds} needs a prediction of each training row, and 'train' {reason}."
+    if written["data.negatives"] is not None:
+        message = f"{folds} contradicts data.negatives: models of folds would train on documents of the rows left out."
+        yield where, f"{message} Leave one of the two out."
     if champion or written["training.resume_from_checkpoint"] is not None:
         field = "model.start_from: champion" if champion else "training.resume_from_checkpoint"
         message = f"{folds} contradicts {field}: training would start from a model that has seen the rows of all folds."
