@@ -263,10 +263,11 @@ class Exported:
         self.task_type, self._job, self._world = task_types.from_settings(self.settings), job, world
 
     def files(self) -> str:
-        """One safetensors file, its configuration, and the tokenizer's files byte for byte; no pickle."""
+        """One safetensors file, its configuration, that of the task type, and the tokenizer's files byte for byte; no
+        pickle."""
         tokenizer = {file.name: file.read_bytes() for file in (self._world / "base/output/tokenizer").iterdir()}
         files = {file.name: file.read_bytes() for file in self.folder.iterdir()}
-        own = {"config.json", "model.safetensors"}
+        own = {"config.json", "model.safetensors", *self.task_type.exported_files(self.folder)}
         more = files.keys() - own - tokenizer.keys() - {"generation_config.json"}
         there = tokenizer.items() <= files.items() and own <= files.keys() and not more
         return "yes" if there else f"no: {', '.join(sorted(files))}"
