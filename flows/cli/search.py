@@ -7,14 +7,11 @@ from typing import Any
 
 from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, write_json
 from flows.reports.tables import terminal_width, wrap
-from tasks.prediction.single_rows import predict_records, split_into_rows
-from tasks.prediction.vector_search import find_files
+from tasks.prediction.vector_search import embed_query, find_files
 from tasks.prediction.vector_search import search as search_files
-from tasks.registry.model_spec import find_model, with_prompt
+from tasks.registry.model_spec import find_model
 from training.problems import UserError
 from training.recipe import split_version_name
-from training.task_types import class_of
-from training.task_types.text_embedding import TextEmbedding
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +37,8 @@ def search(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "--top", f"{arguments.top} is too few rows: give 1 or more.")
     files = find_files(arguments.corpus)
     model = find_model(*split_version_name(arguments.model), arguments.task)
-    task_type = class_of(model.task["task"])
-    if not issubclass(task_type, TextEmbedding):
-        message = f"{model.name} is a model for {model.task['task']}: name one that gives embeddings."
-        raise UserError.of("option", "NAME", message)
-    model = with_prompt(model, next(iter(task_type.own_prompts)))  # that of queries, whatever documents have
-    (record,) = predict_records(model, split_into_rows(model, arguments.texts))
-    found = search_files(model, record["embedding"], files, arguments.top)
+    query = embed_query(model, arguments.texts[0])
+    found = search_files(model, query, files, arguments.top)
     for hit in found:
         row: dict[str, Any] = {
             name: value for name, value in hit.row.items() if name not in ("input_file", "input_row")

@@ -19,9 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.registry.model_spec import ModelSpec
+from tasks.prediction.single_rows import predict_records, split_into_rows
+from tasks.registry.model_spec import ModelSpec, with_prompt
 from training.data.prediction_files import EMBEDDING, STAMPS
 from training.problems import UserError
+from training.task_types import class_of
+from training.task_types.text_embedding import TextEmbedding
 
 BLOCK_ROWS = 16_384
 _PLACE = ("input_file", "input_row")
@@ -34,6 +37,18 @@ class Hit(NamedTuple):
     """The cosine; of binary embeddings, 1 less twice the share of bits that differ."""
     row: dict[str, Any]
     """The columns that travelled along, and the row's place in the input."""
+
+
+def embed_query(model: ModelSpec, text: str) -> list[float]:
+    """The embedding of a text, with the prompt of queries: documents may have another. Raises UserError for a model
+    without embeddings, and MlflowFailed."""
+    task_type = class_of(model.task["task"])
+    if not issubclass(task_type, TextEmbedding):
+        message = f"{model.name} is a model for {model.task['task']}: name one that gives embeddings."
+        raise UserError.of("option", "NAME", message)
+    model = with_prompt(model, next(iter(task_type.own_prompts)))
+    (record,) = predict_records(model, split_into_rows(model, [text]))
+    return list(record["embedding"])
 
 
 def find_files(corpus: Sequence[str]) -> list[Path]:

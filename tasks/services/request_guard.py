@@ -89,7 +89,7 @@ class Guard:
         if status is not None:
             return await self._respond(scope, status, send)
         if scope["type"] == "websocket":
-            return await self._app(scope, _with_prompt_password(receive, send), send)
+            return await self._app(scope, _with_password_in_time(receive, send), send)
         if not logged_in:
             return await self._app(scope, _without_body(receive), send)
         if self._is_stream(scope["path"]):
@@ -200,7 +200,7 @@ def _without_body(receive: Receive) -> Receive:
     return receive_nothing
 
 
-def _with_prompt_password(receive: Receive, send: Send) -> Receive:
+def _with_password_in_time(receive: Receive, send: Send) -> Receive:
     """Receives the messages of a WebSocket, and its end if the first one is late."""
     has_first = False
 

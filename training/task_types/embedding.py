@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,6 @@ from training.evaluation.rankings import Rankings, rank, rank_by
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.task_type import Column, MinesNegatives
 from training.task_types.text_embedding import Embeddings, TextEmbedding, hash_ids
-
-if TYPE_CHECKING:
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.rankings import Rankings
 
 ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
 

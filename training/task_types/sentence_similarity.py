@@ -27,7 +27,6 @@ from training.task_types.text_embedding import Embeddings, TextEmbedding
 
 if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import Numbers
 
 TEXTS = ("sentence1", "sentence2")
 
