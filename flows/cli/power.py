@@ -17,6 +17,7 @@ from tasks.stages.preflight.gate_power import (
     ASSUMED_DIFFERING,
     clusters_of,
     confidence_of,
+    count_groups,
     count_rows,
     expect_comparison,
     find_obstacles,
@@ -84,8 +85,9 @@ def power(arguments: argparse.Namespace) -> int:
     gains = tuple(arguments.gain or GAINS)
     confidence = confidence_of(recipe, comparison)
     clusters = clusters_of(groups, last) if groups is not None else None
-    in_groups = f" in {round(len(groups.sizes) * rows / len(groups.numbers)):,} groups" if groups is not None else ""
-    found = measure_power(recipe, rows, differing, confidence, gains, clusters)
+    count = count_groups(groups, rows) if groups is not None else None
+    in_groups = "" if count is None else f" in {count:,} groups"
+    found = measure_power(recipe, rows, differing, confidence, gains, clusters, count)
     numbered = f", comparison {comparison:,} on these rows" if comparison else ""
     print(f"{recipe.judged_split}: {rows:,} rows{in_groups}, {100 * confidence:g}% confidence{numbered}")
     print(f"Only one of the two models is right on {100 * differing:.3g}% of the rows ({source}).")

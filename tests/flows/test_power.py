@@ -101,9 +101,14 @@ def test_groups_that_can_decide_nothing_are_counted_before_training(home: Path) 
         "200 rows of validation in 8 groups replace no champion: release.gate.flips.max_share, 0.02, "
     )
     assert obstacle.endswith("takes 149 groups without any flip at 95% confidence.")
-    alone, clustered = (measure_power(recipe, 1000, 0.1, 0.95, [0.05], one) for one in (None, Clusters(10, 5)))
+    alone = measure_power(recipe, 1000, 0.1, 0.95, [0.05])
+    clustered = measure_power(recipe, 1000, 0.1, 0.95, [0.05], Clusters(10, 5), 100)
     assert clustered["detectable_gain"] > 2 * alone["detectable_gain"]
     assert clustered["gains"][0]["rows"] > 4 * alone["gains"][0]["rows"]
+    # min_rows counts the groups there are, also where a few large ones have most of the rows
+    strict = parse({**recipe.model_dump(exclude_unset=True)}, {"release.gate.min_rows": 100})
+    found = [measure_power(strict, 2000, 0.1, 0.95, [0.05], Clusters(30, 1), groups) for groups in (100, 99)]
+    assert found[0]["gains"][0]["chance"] > 0.5 and found[1]["gains"][0]["chance"] == 0
 
 
 def test_what_is_not_known_is_refused_by_name(

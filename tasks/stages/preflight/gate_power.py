@@ -64,6 +64,11 @@ def clusters_of(groups: Groups, last: Comparison | None) -> Clusters:
     return Clusters(size, size if effect is None else min(max(effect, 1.0), size))
 
 
+def count_groups(groups: Groups, rows: int) -> int:
+    """The number of groups that so many rows have, if their sizes are like these."""
+    return round(len(groups.sizes) * rows / len(groups.numbers))
+
+
 def has_groups(recipe: Recipe) -> bool:
     """Whether rows are held out by group."""
     return any(one.split is not None and one.split.by == "group" for one in recipe.data.sets)
@@ -101,13 +106,15 @@ def measure_power(
     confidence: float,
     gains: Sequence[float],
     clusters: Clusters | None = None,
+    groups: int | None = None,
 ) -> dict[str, Any]:
     """The gain that is found with a chance of 80 %, and for each of `gains` the chance with these rows and the rows for
-    80 %. None in place of what no number of rows gives. `clusters`: of rows in groups."""
+    80 %. None in place of what no number of rows gives. Of rows in groups: the `clusters`, and the number of `groups`.
+    """
     flips = recipe.release.gate.flips
     given = differing, confidence, flips.max_share if flips else None
     chance_of = clusters.promotion_chance if clusters else promotion_chance
-    enough = (rows / clusters.size if clusters else rows) >= recipe.release.gate.min_rows
+    enough = (rows if groups is None else groups) >= recipe.release.gate.min_rows
     return {
         "detectable_gain": find_detectable_gain(rows, *given, chance_of=chance_of) if enough else None,
         "gains": [
@@ -131,7 +138,7 @@ def find_obstacles(recipe: Recipe, rows: int, comparison: int | None, groups: Gr
         # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
         least = math.ceil(-math.log2(1 - confidence) - 1e-9)
     else:
-        units, unit = round(len(groups.sizes) * rows / len(groups.numbers)), "groups"
+        units, unit = count_groups(groups, rows), "groups"
         what = f"{rows:,} rows of {split} in {units:,} groups"
         least = groups_for_gain(groups, confidence)
     if units < gate.min_rows:
