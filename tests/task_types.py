@@ -180,12 +180,12 @@ def recipe_of(task: str, rows: Path, **training: Any) -> dict[str, Any]:
     }
 
 
-def write_rows(task: str, folder: Path) -> Path:
-    """The files of the task type's rows, in this folder."""
+def write_rows(task: str, folder: Path, row: Callable[[random.Random], Row] | None = None) -> Path:
+    """The files of the task type's rows, or of others, in this folder."""
     folder.mkdir(parents=True)
-    draw = random.Random(7)
+    draw, make = random.Random(7), row or TINY[task].row
     for split, count in ROWS.items():
-        rows = [json.dumps(TINY[task].row(draw), ensure_ascii=False) for _ in range(count)]
+        rows = [json.dumps(make(draw), ensure_ascii=False) for _ in range(count)]
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
     return folder
 

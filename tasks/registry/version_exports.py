@@ -143,8 +143,8 @@ class ExportVersionSettings(TaskSettings):
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Writes config.json, the tokenizer's files, calibration.json of a calibrated version, and either the file of the
-    format or model.safetensors.
+    """Writes config.json, the tokenizer's files, those that the task type publishes, calibration.json of a calibrated
+    version, and either the file of the format or model.safetensors.
 
     Inputs: model, tokenizer, and `released` with the files of the format, if it was released with the version.
     """
@@ -160,11 +160,11 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                 shutil.copyfile(file, out / file.name)
     if values.calibration:
         values.calibration.write(out)
+    for name, text in task_type.published_files(weights, values.max_length).items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
     if values.export not in EXPORTS:
         merge_shards(weights, out / WEIGHTS)
-        for name, text in task_type.published_files(weights, values.max_length).items():
-            (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text(text, encoding="utf-8")
     elif "released" in job.inputs:
         shutil.copytree(job.inputs["released"], out, dirs_exist_ok=True)
     else:

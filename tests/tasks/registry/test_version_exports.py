@@ -1,4 +1,4 @@
-"""A registered generator as a folder that vLLM, llama.cpp's converter and Ollama read."""
+"""Registered versions as folders: a generator for vLLM, llama.cpp's converter and Ollama, an embedder as ONNX."""
 
 from __future__ import annotations
 
@@ -79,3 +79,31 @@ def test_a_generator_is_one_file_of_weights_with_its_template_and_generation_set
     assert found["chat"] == "user: Hi\n" and found["vocabulary"] == config["vocab_size"]
     assert found["generation"]["max_new_tokens"] == 7
     assert found["generation"]["eos_token_id"] == found["end"][1]
+
+
+def write_embedder(home: Path) -> list[str]:
+    """Exports a tiny model of embeddings as ONNX, and lists the folder's files."""
+    from tasks.registry import version_exports
+    from tests.training import tiny
+    from tests.training.programs_here import run
+    from training.task_types import load
+
+    base = build_world(recipe_of("embedding", write_rows("embedding", home / "rows")), home) / "base/output"
+    tiny.export_untrained(base, home / "model", load("embedding"), [])
+    inputs = {"model": home / "model", "tokenizer": home / "model"}
+    run(version_exports, home / "job", inputs, task="embedding", options={}, export="onnx", max_length=24)
+    out = home / "job/output"
+    return sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file())
+
+
+def test_an_embedder_as_onnx_has_the_files_by_which_sentence_transformers_pools(tmp_path: Path) -> None:
+    files = call(write_embedder, tmp_path)
+    pooling = {
+        "modules.json",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+    }
+    assert pooling | {"onnx/model.onnx", "config.json", "tokenizer.json"} <= {*files}
+    assert not [name for name in files if name.endswith(".safetensors")]
+    assert json.loads((tmp_path / "job/output/sentence_bert_config.json").read_text())["max_seq_length"] == 24

@@ -20,9 +20,11 @@ OUTPUTS: Mapping[str, Sequence[str]] = {
     "AutoModelForTokenClassification": ("logits",),
     "AutoModelForMaskedLM": ("logits",),
     "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
+    "AutoModel": ("last_hidden_state",),
 }
 """The outputs of an exported model by its class of transformers. Models of other classes generate text in a loop over
-their own output, which a single graph does not hold."""
+their own output, which a single graph does not hold. Embeddings are pooled outside of the graph, as the folder's files
+of sentence-transformers say, whose ONNX backend reads this output."""
 
 PACKAGES: Sequence[str] = ("onnx", "onnxscript", "onnxruntime")
 INSTALL = "pip install 'finetune-flows[export]'"
