@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from training.programs.evaluate import EvaluateResult
     from training.programs.export_onnx import ExportResult
     from training.programs.observe import ObserveResult
-    from training.programs.predict import PredictResult
+    from training.programs.predict import BlocksResult, PredictResult
     from training.tokenization.token_files import TokenizeResult
 
 
@@ -65,6 +65,11 @@ def _summarize_scores(result: SplitScores) -> str:
 
 def _summarize_rate(result: PredictResult) -> str:
     return f"{result.rows:,} rows, {result.rows_per_second:.0f} rows/s"
+
+
+def _summarize_blocks(result: BlocksResult) -> str:
+    known = f", {result.rows - result.computed:,} of them known" if result.computed < result.rows else ""
+    return f"{_summarize_rate(result)}{known}"
 
 
 def _summarize_observed(result: ObserveResult) -> str:
@@ -124,7 +129,7 @@ STAGES = {
     "load_model": StageEntry(_summarize_model),
     "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
-    "reference_logprobs": StageEntry(_summarize_rate, is_optional=True),
+    "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),
     "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),

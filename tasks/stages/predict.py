@@ -16,7 +16,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
-from training.programs.predict import ForwardSettings, PredictResult, PredictSettings
+from training.programs.predict import BlocksResult, ForwardSettings, PredictResult, PredictSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
@@ -146,14 +146,15 @@ def needs_reference(recipe: Recipe) -> bool:
     return isinstance(task_type, BaseReference) and task_type.needs_reference
 
 
-@stage(PredictResult)
+@stage(BlocksResult)
 def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Artifact) -> StageJob:
     """Adds the log-probabilities of the base model to the token rows, so that training holds one model alone.
 
     The base model, the token rows of all splits, and the number format of prediction. Not the loss and its settings:
-    all trainings on these rows share the result.
+    all trainings on these rows share the result, and those on other rows its equal blocks of rows.
     """
     program, batch_size = "training.programs.reference_logprobs", recipe.training.per_device_eval_batch_size
+    token_rows = files_of(tokens, ("train.arrow", "validation.arrow", "test.arrow"))
     return StageJob(
         program,
         ForwardSettings(
@@ -165,7 +166,7 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Arti
         reads={
             "model": folder_of(model, "model"),
             "tokenizer": folder_of(model, "tokenizer"),
-            "tokens": files_of(tokens, ("train.arrow", "validation.arrow", "test.arrow")),
+            "tokens": token_rows,
         },
         code=task_types.code_modules(recipe.task),
         outside=figures_code(recipe.task),
@@ -174,6 +175,7 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Arti
         field_names=FIELD_NAMES,
         launch=partial(build_predict_launch, program, lock),
         batches=_divide_batches(program, batch_size, recipe.tokens.max_length, lock),
+        blocks_without=tuple(f"upstream.{name}" for name in token_rows.digests),
     )
 
 

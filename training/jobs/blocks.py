@@ -6,18 +6,20 @@ the program. It is a file in the job, whose name has a digest of the rows and on
 
     JOB/blocks/ROWS-CONTENT.arrow
 
+A program that adds columns to stored rows calls `compute_columns`; another one cuts and joins its blocks by itself.
+
 A killed program leaves its finished blocks, and tasks/cache/blocks.py links those that earlier jobs have computed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from training.jobs.protocol import sha256, write_atomically
+from training.jobs.protocol import rank, sha256, write_atomically
 
 BLOCKS = "blocks"
 ROWS_IN_BLOCK = 4096
@@ -44,8 +46,8 @@ def compute_blocks(folder: Path, rows: Sequence[str], compute: Callable[[int], p
     """
     folder.mkdir(exist_ok=True)
     known = find_blocks(folder)
-    for number, digest in enumerate(rows):
-        if digest in known or (table := compute(number)) is None:
+    for digest in [digest for digest in dict.fromkeys(rows) if digest not in known]:  # on every rank the same
+        if (table := compute(rows.index(digest))) is None:
             continue
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
@@ -59,3 +61,42 @@ def compute_blocks(folder: Path, rows: Sequence[str], compute: Callable[[int], p
 def read_block(block: Path) -> pa.Table:
     """The rows of a block, in a memory map."""
     return pa.ipc.open_file(pa.memory_map(str(block))).read_all()
+
+
+def compute_columns(
+    folder: Path,
+    splits: Mapping[str, pa.Table],
+    compute: Callable[[str, int, pa.Table], pa.Table | None],
+    rows_in_block: int,
+) -> dict[str, pa.Table]:
+    """New columns of the rows of each split, computed block by block; on rank 0 alone.
+
+    Args:
+        folder: Of all blocks of the job.
+        splits: The rows by split. A block is named by all their columns, and is the same in any split.
+        compute: Gets a split, the number of the first row of a block in it, and the rows of the block. Every rank calls
+            it; it returns the block's columns on rank 0, and None on the others.
+        rows_in_block: The rows of each block but the last of a split.
+    """
+    blocks = {
+        split: [(first, rows.slice(first, rows_in_block)) for first in range(0, len(rows), rows_in_block)]
+        for split, rows in splits.items()
+    }
+    places = [(split, *block) for split in blocks for block in blocks[split]]
+    digests = [digest_of_rows(rows) for _, _, rows in places]
+    files = compute_blocks(folder, digests, lambda number: compute(*places[number]))
+    if rank():
+        return {}
+    found = {split: list[pa.Table]() for split in splits}
+    for (split, _, _), digest in zip(places, digests, strict=True):
+        found[split].append(read_block(files[digest]))
+    return {split: pa.concat_tables(parts) for split, parts in found.items()}
+
+
+def digest_of_rows(rows: pa.Table) -> str:
+    """Names the content of rows: names, types and values of all columns."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        # Copied: a slice would be written with values of its neighbours.
+        writer.write_table(rows.take(pa.array(range(len(rows)))).combine_chunks())
+    return hashlib.sha256(sink.getvalue()).hexdigest()[:40]

@@ -59,6 +59,13 @@ class PredictResult(Result):
     rows_per_second: float
 
 
+class BlocksResult(PredictResult):
+    """The work of such a program whose rows are computed in blocks (training/jobs/blocks.py)."""
+
+    computed: int
+    """The rows of blocks that this run has computed; it found the others."""
+
+
 class AnsweringSettings(ForwardSettings):
     """The settings of a program that may also generate answers."""
 

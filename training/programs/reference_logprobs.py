@@ -4,32 +4,31 @@ training.programs.reference_logprobs JOB`, usually through `accelerate launch`.
 inputs     model, tokenizer (the base model's folders), tokens (SPLIT.arrow)
 settings   training.programs.predict.ForwardSettings
 output     SPLIT.arrow: the token rows with the task type's reference_columns
-result     training.programs.predict.PredictResult
+result     training.programs.predict.BlocksResult
 
-One process writes the same bytes as several with as many threads each.
+The rows are computed in blocks (training/jobs/blocks.py). One process writes the same bytes as several with as many
+threads each.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from training import task_types
 from training.data.ipc_files import in_blocks, ipc_writer
+from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_columns
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
-from training.programs.predict import ForwardSettings, PredictResult, progress_of_rows
+from training.programs.predict import BlocksResult, ForwardSettings, progress_of_rows
 from training.task_types.task_type import BaseReference
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-    from training.batching.batches import TokenRows
-
-
-def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
+def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
     """Predicts every token row with the base model."""
     from training.batching.batches import TokenRows
     from training.distributed import ranks
@@ -44,30 +43,33 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     folder = Path(job.inputs["model"])
     tokenizer = loading.load_tokenizer(Path(job.inputs["tokenizer"]), folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
-    network = loading.load_trained(task_type, folder).to(device)
-    splits = {file.stem: TokenRows(file) for file in sorted(Path(job.inputs["tokens"]).glob("*.arrow"))}
-    total, done = sum(map(len, splits.values())), 0
-    batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
-    began = time.monotonic()
-    for split, rows in splits.items():
-        report = progress_of_rows(events, split, done, total)
-        predictions = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, report)
-        if rank() == 0:
-            _write(job_dir / OUTPUT / f"{split}.arrow", rows, task_type.reference_columns(predictions))
-        done += len(rows)
+    load_network = cache(lambda: loading.load_trained(task_type, folder).to(device))
+    splits = {file.stem: TokenRows(file).table for file in sorted(Path(job.inputs["tokens"]).glob("*.arrow"))}
+    total, computed, began = sum(map(len, splits.values())), 0, time.monotonic()
+    before = dict(zip(splits, accumulate(map(len, splits.values()), initial=0), strict=False))
+    batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
+
+    def compute(split: str, first: int, rows: pa.Table) -> pa.Table | None:
+        nonlocal computed
+        report = progress_of_rows(events, split, before[split] + first, total)
+        found = predict(task_type, load_network(), TokenRows(rows), collate, batch_size, precision, report)
+        computed += len(rows)
+        return None if rank() else pa.table(dict(task_type.reference_columns(found)))
+
+    for split, columns in compute_columns(job_dir / BLOCKS, splits, compute, ROWS_IN_BLOCK).items():
+        _write(job_dir / OUTPUT / f"{split}.arrow", splits[split], columns)
     ranks.leave_group()
-    return PredictResult(rows=total, rows_per_second=round(total / (time.monotonic() - began), 1))
+    rate = computed / (time.monotonic() - began)
+    return BlocksResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
 
 
-def _write(file: Path, rows: TokenRows, columns: Mapping[str, pa.ChunkedArray]) -> None:
+def _write(file: Path, rows: pa.Table, columns: pa.Table) -> None:
     """Stores the token rows with more columns."""
-
-    table = rows.table
-    for name, values in columns.items():
-        table = table.append_column(name, values)
-    with ipc_writer(file, table.schema) as writer:
-        for block in in_blocks(table.to_batches(), table.schema):
-            writer.write(block)
+    for name in columns.column_names:
+        rows = rows.append_column(name, columns[name])
+    with ipc_writer(file, rows.schema) as writer:
+        for batch in in_blocks(rows.to_batches(), rows.schema):
+            writer.write(batch)
 
 
 if __name__ == "__main__":

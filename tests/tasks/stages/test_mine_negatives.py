@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pydantic_core import to_jsonable_python
 
 from tasks.cache.garbage_collection import Needs, find_pieces
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
-from tasks.jobs import job as jobs
 from tasks.stages.mine_negatives import mine_negatives
 from tests.arrow import read_arrow
 from tests.task_types import build_world, recipe_of, write_rows
+from tests.tasks.forward_passes import Forwards, count_forwards, stored_blocks
 from tests.tasks.watching import Heard
 from tests.training.tiny import WORDS
-from training.engine import inference
-from training.jobs.protocol import EVENTS, OUTPUT, Events, Job
 from training.recipe import Recipe, parse
 
 DATA = Artifact(stage="load_data", key="d", digest="rows", parts={"train.arrow": "of train"})
 MODEL = Artifact(stage="load_model", key="m", digest="model", parts={"model": "weights", "tokenizer": "tokenizer"})
 BLOCK = 16
 TEXTS = [f"{first} {second}" for first in WORDS["animal"] for second in WORDS["food"]]
-
-
-class Forwards:
-    """The blocks that the program has embedded, by their numbers of texts."""
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.kill_after = 1000
-
-    def count(self, predict: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            if len(self.blocks) == self.kill_after:
-                raise KeyboardInterrupt
-            self.blocks.append(len(arguments[2]))
-            return predict(*arguments, **named)
-
-        return counted
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +42,7 @@ def forwards(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A home with the base model; programs of jobs run here, with small blocks."""
     home.mkdir(mode=0o700)
     shutil.copytree(base, MODEL.path)
-    found = Forwards()
-
-    def run_here(work: Work, program: str, argv: Any, *, settings: Any, inputs: Any, **_: Any) -> Any:
-        shutil.rmtree(work.job / OUTPUT, ignore_errors=True)
-        (work.job / OUTPUT).mkdir(parents=True)
-        values, places = settings.model_dump(mode="json"), {name: str(path) for name, path in inputs.items()}
-        job = Job(program=program, key=work.key, settings=values, inputs=places)
-        result = importlib.import_module(program).main(work.job, job, Events(work.job / EVENTS))
-        shutil.copytree(work.job / OUTPUT, work.out, dirs_exist_ok=True)
-        return to_jsonable_python(result)
-
-    monkeypatch.setattr(jobs, "run_child", run_here)
-    monkeypatch.setattr("training.programs.mine_negatives.ROWS_IN_BLOCK", BLOCK)
-    monkeypatch.setattr(inference, "predict", found.count(inference.predict))
-    yield found
+    yield count_forwards(monkeypatch, "training.programs.mine_negatives.ROWS_IN_BLOCK", BLOCK)
 
 
 def write_train(rows: list[tuple[str, str]]) -> None:
@@ -109,10 +74,6 @@ def mine(key: str, *listeners: Any, **changes: Any) -> dict[str, Any]:
 
 def output(key: str) -> bytes:
     return (home_folder() / "artifacts/mine_negatives" / key / "train.arrow").read_bytes()
-
-
-def stored_blocks() -> list[Path]:
-    return sorted(home_folder().glob("blocks/*/*.arrow"))
 
 
 def test_an_appended_row_embeds_its_own_block_and_other_settings_embed_none(forwards: Forwards) -> None:
