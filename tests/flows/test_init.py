@@ -232,6 +232,15 @@ def test_lengths_are_counted_by_the_tokenizer_of_a_model_on_this_machine(folder:
     assert "by the model's tokenizer" in " ".join(written.split())
 
 
+def test_texts_with_labels_train_embeddings_if_the_user_asks_for_them(folder: Path) -> None:
+    write("mails.csv", labelled(","), "text,label")
+    assert main(["init", "mails.csv", "--yes", "--task", "embedding", "--model", "scratch"]) == 0
+    recipe = recipe_of("mails")
+    assert recipe["options"] == {"loss": "batch_all_triplet"}
+    assert dict(recipe["evaluation"])["metrics"] == ["ndcg_at_10", "mrr_at_10"]  # type: ignore[call-overload]
+    assert main(["check", "deployments/mails.yaml"]) == 0
+
+
 def test_a_blank_line_in_a_table_is_passed_over(folder: Path) -> None:
     write("mails.csv", lambda draw: labelled(",")(draw) + ("\n" if draw.random() < 0.1 else ""), "text,label")
     assert main(["init", "mails.csv", "--yes"]) == 0

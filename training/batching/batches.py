@@ -267,6 +267,9 @@ class LengthGroupedBatches(BatchRebalanceSampler):
     the remaining rows are the last step, or join the step before if they are fewer than the ranks. A step is cut into
     micro-batches, whose rows are dealt to the ranks one by one, so that all ranks pad to a similar width.
 
+    Rows with equal `partners` are drawn in twos, of an odd number of them three together, which stay together in the
+    order by length. So nearly every row finds one of its partners in its step, however many there are of others.
+
     A subclass of BatchRebalanceSampler, because the Trainer passes that class to the DataLoader unsharded. Raises
     UserError if there are fewer rows than ranks.
     """
@@ -281,11 +284,13 @@ class LengthGroupedBatches(BatchRebalanceSampler):
         rank: int = 0,
         seed: int = 0,
         targets: npt.NDArray[np.int32] | None = None,
+        partners: npt.NDArray[np.int64] | None = None,
     ) -> None:
         require_row_per_rank(len(lengths), world)
         super().__init__(lengths.tolist(), global_batch_size, world, accumulation, seed=seed, rank=rank)
         self._lengths = lengths
         self._targets = np.ones(len(lengths), np.int32) if targets is None else targets
+        self._partners = partners
         self._targets_of_epoch: tuple[int, list[int]] = (-1, [])
         self._micro = -(-global_batch_size // accumulation)  # rows of a micro-batch over all ranks
         self.steps = steps_per_epoch(len(lengths), global_batch_size, world)
@@ -324,13 +329,18 @@ class LengthGroupedBatches(BatchRebalanceSampler):
     def _steps(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """The row numbers of each optimizer step of an epoch, the longest row first."""
         random = np.random.default_rng([self.seed, epoch])
-        order = random.permutation(len(self._lengths))
+        order, lengths = random.permutation(len(self._lengths)), self._lengths
+        if self._partners is not None:
+            order, sizes = _in_twos(order, self._partners)
+            starts = np.cumsum(sizes) - sizes
+            lengths = np.empty_like(lengths)
+            lengths[order] = np.repeat(np.maximum.reduceat(self._lengths[order], starts), sizes)
         for part in _cut(order, MEGABATCH * self.effective_batch_size):
-            part[:] = part[np.argsort(-self._lengths[part], kind="stable")]
+            part[:] = part[np.argsort(-lengths[part], kind="stable")]
         *full, last = _cut(order, self.effective_batch_size, least=self.dp_size)
         shuffled = [full[i] for i in random.permutation(len(full))]
         if shuffled:
-            longest = int(np.argmax([self._lengths[rows[0]] for rows in shuffled]))
+            longest = int(np.argmax([self._lengths[rows].max() for rows in shuffled]))
             shuffled[0], shuffled[longest] = shuffled[longest], shuffled[0]
         return [*shuffled, last]
 
@@ -346,6 +356,21 @@ def steps_per_epoch(rows: int, global_batch_size: int, world: int) -> int:
     """Optimizer steps of an epoch. Remaining rows that are fewer than the ranks join the last step."""
     full, rest = divmod(rows, global_batch_size)
     return full + (rest >= world or not full)
+
+
+def _in_twos(
+    order: npt.NDArray[np.int64], partners: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows in this order, but each followed by the next one with equal partners, and the size of each group: two, three
+    at the end of an odd number, one without a partner."""
+    _, kind, counts = np.unique(partners[order], return_inverse=True, return_counts=True)
+    by_kind = np.argsort(kind, kind="stable")
+    place = np.empty(len(order), np.int64)  # among those with equal partners
+    place[by_kind] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    group = np.minimum(place // 2, np.maximum(counts // 2 - 1, 0)[kind])
+    _, first, number = np.unique(group * len(counts) + kind, return_index=True, return_inverse=True)
+    sizes = np.bincount(number)[np.argsort(first)]
+    return order[np.argsort(first[number], kind="stable")], sizes
 
 
 def _cut(rows: npt.NDArray[np.int64], size: int, least: int = 1) -> list[npt.NDArray[np.int64]]:

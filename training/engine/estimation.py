@@ -168,16 +168,8 @@ def peak_bytes() -> int:
 
 def estimate(task: Task) -> Estimate:
     """Computes the estimate, with a trial pass."""
-    from training.batching.batches import LengthGroupedBatches
-
     training, rows = task.training, task.training.per_device_train_batch_size
-    batches = LengthGroupedBatches(
-        task.train.lengths,
-        task.global_batch_size,
-        accumulation=training.gradient_accumulation_steps,
-        world=task.compute.num_processes,
-        seed=training.seed,
-    )
+    batches = task.batches()
     size = sizes(task)
     at_start = _memory_at_start(task, size)
     trial = _run_trial(task, next(iter(batches)))

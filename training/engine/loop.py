@@ -29,7 +29,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from training import distributed
 from training.batching import random_states
-from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.batching.batches import Batch, EvaluationBatches, TokenRows
 from training.distributed import ranks
 from training.engine import checkpoints, collation, state_check
 from training.engine.collation import prepare_step
@@ -84,15 +84,7 @@ class Loop:
         seed, self.accumulation = self.training.seed, self.training.gradient_accumulation_steps
         (enable_full_determinism if args.full_determinism else set_seed)(seed)
         torch.manual_seed(seed + self.rank)  # each rank draws its own dropout masks
-        self.batches = LengthGroupedBatches(
-            task.train.lengths,
-            task.global_batch_size,
-            accumulation=self.accumulation,
-            world=self.ranks,
-            rank=self.rank,
-            seed=seed,
-            targets=task.train.targets,
-        )
+        self.batches = task.batches(self.rank)
         self.state_check = state_check.StateCheck(task.checkpoints.parent, self.batches, self.get_state)
         self.collate = state_check.add_row_numbers(task.collate)
         self.operations = flops(task.model)

@@ -25,7 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training import distributed
-from training.batching.batches import Batch, EvaluationBatches, LengthGroupedBatches, TokenRows
+from training.batching.batches import Batch, EvaluationBatches, TokenRows
 from training.distributed import ranks
 from training.engine import callbacks, checkpoints, state_check
 from training.engine.collation import prepare_step
@@ -172,15 +172,7 @@ class ExactTrainer(Trainer):
         return self._total_loss_scalar / max(self.state.global_step, 1)
 
     def _get_train_sampler(self, train_dataset: TokenRows | None = None) -> Sampler[list[int]]:
-        self._batches = LengthGroupedBatches(
-            self.train_dataset.lengths,
-            self._task.global_batch_size,
-            accumulation=self.args.gradient_accumulation_steps,
-            world=self.args.world_size,
-            rank=self.args.process_index,
-            seed=self.args.seed,
-            targets=self.train_dataset.targets,
-        )
+        self._batches = self._task.batches(self.args.process_index)
         self._state_check = state_check.StateCheck(Path(self.args.output_dir).parent, self._batches, self._get_state)
         return self._batches
 

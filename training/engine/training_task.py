@@ -34,7 +34,7 @@ import pyarrow as pa
 import torch
 
 from training import distributed
-from training.batching.batches import TokenRows, steps_per_epoch
+from training.batching.batches import LengthGroupedBatches, TokenRows, steps_per_epoch
 from training.distributed import machine_files, ranks
 from training.engine import checkpoints, training_environment
 from training.jobs.program import Interrupted, stop_requested
@@ -42,6 +42,7 @@ from training.jobs.protocol import Events, rank
 from training.jobs.user_code import CodeField
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.strategies import STRATEGIES
+from training.task_types.task_type import WholeStep
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -107,6 +108,20 @@ class Task:
         if any(ranks.any_rank(stop_requested())):
             raise Interrupted("stopped before the first step")
         return start
+
+    def batches(self, rank: int = 0) -> LengthGroupedBatches:
+        """The row numbers of a rank's batches in training."""
+        task_type = self.task_type
+        return LengthGroupedBatches(
+            self.train.lengths,
+            self.global_batch_size,
+            accumulation=self.training.gradient_accumulation_steps,
+            world=self.compute.num_processes,
+            rank=rank,
+            seed=self.training.seed,
+            targets=self.train.targets,
+            partners=task_type.partners(self.train) if isinstance(task_type, WholeStep) else None,
+        )
 
     def environment(self) -> dict[str, Any]:
         """The environment that must be the same to resume exactly from a checkpoint of this process."""

@@ -24,6 +24,8 @@ TIE = 1e-6
 32-bit floats differ by less if the embeddings are equal."""
 MAX_SCORES = 10_000_000
 """Scores in memory at a time."""
+FEW_RELEVANT = 20
+"""Relevant documents of a query up to which others are counted for each of them; for more, they are sorted once."""
 WORST_RANK = np.iinfo(np.int32).max
 """The rank of a document that is not found."""
 
@@ -263,7 +265,10 @@ def _rank_last(scores: Scores, relevant: Rows, relevance: Floats) -> Rows:
     lowest = own[np.flatnonzero(np.diff(tied, append=tied[-1] + 1))]
     others = np.ones(len(scores), np.bool_)
     others[relevant] = False
-    ahead = np.array([np.count_nonzero((scores >= score - tie) & others) for score in lowest])
+    if len(lowest) <= FEW_RELEVANT:
+        ahead = np.array([np.count_nonzero((scores >= score - tie) & others) for score in lowest])
+    else:
+        ahead = np.count_nonzero(others) - np.searchsorted(np.sort(scores[others]), lowest - tie)
     ranks = np.empty(len(order), np.int64)
     ranks[order] = ahead[tied] + np.arange(len(order)) + 1
     return ranks

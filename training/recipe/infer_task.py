@@ -184,6 +184,7 @@ def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> It
         _scored_pairs,
         _labelled_texts,
         _texts,
+        _texts_to_search,
     )
     for guesses in kinds:
         yield from guesses(columns)
@@ -368,6 +369,14 @@ def _texts(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
         name = texts[0].name
         yield TaskGuess("causal-lm", f"{name!r} has texts", {"text": [name]}, texts=(name,))
         yield TaskGuess("masked-lm", f"{name!r} has texts", {"text": [name]}, texts=(name,))
+
+
+def _texts_to_search(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    """Texts with classes also train embeddings, by which texts of one class are found. Seldom wanted, so the last."""
+    for guess in _labelled_texts(columns):
+        if guess.task == "sequence-classification" and len(guess.labels) > 1:
+            reason = f"{guess.reason}: texts with one of them belong together"
+            yield replace(guess, task="embedding", reason=reason, options={"loss": "batch_all_triplet"})
 
 
 def _text_to_text(one: str, other: str) -> TaskGuess:

@@ -1,10 +1,13 @@
-"""Embeddings that are learned from pairs of a text and one that belongs to it, such as a question and its answer.
+"""Embeddings that are learned from pairs of a text and one that belongs to it, such as a question and its answer, or
+from texts with labels.
 
 A row of the data set        {"anchor": "capital of France", "positive": "Paris is …", "negative": "Lyon is …"}, with
-                             one `negative`, a list of `negatives`, or neither
+                             one `negative`, a list of `negatives`, or neither; or for a loss of labels {"text": "How do
+                             I reset my password?", "label": 3}
 
 In an evaluation, the distinct anchors are queries, and all positives and negatives of the split are the documents that
-are searched; those in a row with an anchor are relevant for it. Token features, batches and embeddings:
+are searched; those in a row with an anchor are relevant for it. Of texts with labels, each distinct text is a query,
+and among the other texts those with its label are relevant. Token features, batches and embeddings:
 training/task_types/text_embedding.py.
 
 N rows of a split, M texts of all rows, Q queries, C documents.
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,33 +27,50 @@ from pydantic import NonNegativeFloat
 
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank, rank_by
+from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.task_type import Column, MinesNegatives
 from training.task_types.text_embedding import Embeddings, TextEmbedding, hash_ids
 
+if TYPE_CHECKING:
+    from training.batching.batches import TokenRows
+
 ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
+TEXT, LABEL = "text", "label"
+MOST_RELEVANT = 5_000_000
+"""Pairs of a query and a document with its label in an evaluation."""
+LossOfLabels: TypeAlias = Literal[
+    "batch_all_triplet", "batch_hard_triplet", "batch_hard_soft_margin_triplet", "batch_semi_hard_triplet"
+]
+PromptColumn: TypeAlias = Literal["anchor", "positive", "negative", "negatives", "text"]
 
 
 class Embedding(TextEmbedding, MinesNegatives):
-    """Embeddings of texts, from pairs of texts that belong together."""
+    """Embeddings of texts, from pairs of texts that belong together or from texts with labels."""
 
     class Options(TextEmbedding.Options):
         """The options of embedding, under the names of sentence-transformers and with its defaults."""
 
-        loss: Literal["multiple_negatives_ranking", "triplet"] = "multiple_negatives_ranking"
+        loss: Literal["multiple_negatives_ranking", "triplet"] | LossOfLabels = "multiple_negatives_ranking"
         """multiple_negatives_ranking: an anchor becomes more similar to its positive than to the other texts of its
-        optimizer step, those of all micro-batches and processes. triplet: than to the negatives of its row."""
+        optimizer step, those of all micro-batches and processes. triplet: than to the negatives of its row. The others
+        are for texts with labels: in the step, a text becomes nearer to those with its label than to those with
+        others. batch_all_triplet: all of them. batch_hard_triplet, batch_hard_soft_margin_triplet: the farthest with
+        its label and the nearest with another. batch_semi_hard_triplet: each with its label, and the nearest with
+        another that is farther."""
         symmetric: bool = False
         """For multiple_negatives_ranking: whether each positive is compared with all anchors too."""
         margin: NonNegativeFloat = 5.0
-        """For triplet: by how much the negative should be farther away."""
+        """For the triplet losses, except batch_hard_soft_margin_triplet: by how much the negative should be farther
+        away."""
         distance_metric: Literal["cosine", "euclidean", "manhattan"] = "euclidean"
-        """For triplet: the distance of embeddings."""
-        prompts: dict[Literal["anchor", "positive", "negative", "negatives"], str] | None = None
+        """For the triplet losses: the distance of embeddings."""
+        prompts: dict[PromptColumn, str] | None = None
         """A text before those of a column, such as {anchor: "query: ", positive: "passage: "}; negatives have that of
-        positives unless they are named. null: the base model's own prompts, query and document."""
-        predicted_prompt: Literal["anchor", "positive", "negative", "negatives"] | None = None
-        """The column whose prompt is put before texts to predict. null: anchor."""
+        positives unless they are named. null: the base model's own prompts, query and document; of `text` the default
+        one."""
+        predicted_prompt: PromptColumn | None = None
+        """The column whose prompt is put before texts to predict. null: anchor, or text."""
 
     options: Options
     option_stages: ClassVar = {
@@ -71,25 +91,43 @@ class Embedding(TextEmbedding, MinesNegatives):
         POSITIVE: Column("text", target=True),
         NEGATIVE: Column("text", target=True, optional=True, may_be_empty=True),
         NEGATIVES: Column("texts", target=True, optional=True, may_be_empty=True),
+        TEXT: Column("text"),
+        LABEL: Column("label"),
     }
     own_prompts: ClassVar = {
         ANCHOR: ("query",),
         **dict.fromkeys((POSITIVE, NEGATIVE, NEGATIVES), ("document", "passage", "corpus")),
+        TEXT: (DEFAULT_PROMPT,),
     }
     prediction_type: ClassVar = RANKINGS
     metrics: ClassVar = metrics_for(RANKINGS)
     usual_metrics: ClassVar = ("ndcg_at_10",)
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
+        if self.learns_labels:
+            return [{name: self.columns[name] for name in (TEXT, LABEL)}]
         if self.options.loss != "triplet":
-            return (self.columns,)
+            return [{name: self.columns[name] for name in (ANCHOR, POSITIVE, NEGATIVE, NEGATIVES)}]
         pair = {name: self.columns[name] for name in (ANCHOR, POSITIVE)}
         return [pair | {NEGATIVE: Column("text", target=True)}, pair | {NEGATIVES: Column("texts", target=True)}]
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether rows are texts with labels."""
+        return self.options.loss in get_args(LossOfLabels)
+
+    def label_column(self, rows: pa.RecordBatch) -> dict[str, Any]:
+        return {LABEL: rows.column(LABEL)} if LABEL in rows.schema.names else {}
+
+    def partners(self, rows: TokenRows) -> npt.NDArray[np.int64] | None:
+        return rows.labels if self.learns_labels else None
 
     def texts(self, rows: pa.RecordBatch) -> list[list[tuple[str, str]]]:
         columns = [
             [[(name, text) for text in _listed(name, value)] for value in values]
-            for name, values in ((name, rows[name].to_pylist()) for name in self.columns if name in rows.schema.names)
+            for name, values in (
+                (name, rows[name].to_pylist()) for name in self.columns if name in rows.schema.names and name != LABEL
+            )
         ]
         return [[text for of_column in row for text in of_column] for row in zip(*columns, strict=True)]
 
@@ -101,7 +139,7 @@ class Embedding(TextEmbedding, MinesNegatives):
 
     @property
     def negative_sources(self) -> Sequence[str]:
-        return ("bm25", "base", "registry")
+        return () if self.learns_labels else ("bm25", "base", "registry")
 
     def judged_documents(self, rows: pa.RecordBatch) -> list[tuple[str, list[tuple[str, bool]]]]:
         return [
@@ -121,7 +159,7 @@ class Embedding(TextEmbedding, MinesNegatives):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
         found = Embeddings.of(predictions)
         vectors = found.vectors / np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
-        search = RetrievalSet.of(found.ids, found.counts)
+        search = RetrievalSet.of(found.ids, found.counts, _labels_of(predictions))
         queries, documents = vectors[search.queries], vectors[search.documents]
         return rank(queries, search.query_rows, documents, search.relevant, left_out=search.left_out)
 
@@ -134,9 +172,11 @@ class Embedding(TextEmbedding, MinesNegatives):
 
         def predict(rows: Rankings, split: str) -> Rankings:
             with pa.memory_map(str(data / f"{split}.arrow")) as file:
-                by_row = [row for batch in _batches(file) for row in self.texts(batch)]
+                stored = pa.ipc.open_file(file).read_all()
+                by_row = [row for batch in stored.to_batches() for row in self.texts(batch)]
+                of_rows = _labels_of(stored)
             texts = [text for row in by_row for _, text in row]
-            search = RetrievalSet.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64))
+            search = RetrievalSet.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64), of_rows)
             words = Bm25([texts[place] for place in search.documents])
             queries = [texts[place] for place in search.queries]
             return rank_by(
@@ -148,6 +188,11 @@ class Embedding(TextEmbedding, MinesNegatives):
             )
 
         return Baseline([Rival("BM25", predict)])
+
+
+def _labels_of(rows: pa.Table) -> npt.NDArray[np.int64] | None:
+    """(N,) if rows have labels."""
+    return rows[LABEL].to_numpy() if LABEL in rows.column_names else None
 
 
 def _listed(name: str, value: str | list[str]) -> list[str]:
@@ -168,8 +213,16 @@ class RetrievalSet:
     left_out: npt.NDArray[np.int64]  # (E, 2) a query and a document with the same text that is not relevant
 
     @classmethod
-    def of(cls, ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> RetrievalSet:
-        """From the numbers of the texts, (M,), and the texts of each row, (N,): anchor, positive, negatives."""
+    def of(
+        cls,
+        ids: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        labels: npt.NDArray[np.int64] | None = None,
+    ) -> RetrievalSet:
+        """From the numbers of the texts, (M,), and the texts of each row, (N,): anchor, positive, negatives; or one
+        text, if rows have the `labels`, (N,)."""
+        if labels is not None:
+            return cls._of_labels(ids, labels)
         starts = np.cumsum(counts) - counts
         _, query_rows, query_of_row = _distinct(ids[starts])
         is_document = np.ones(len(ids), np.bool_)
@@ -184,6 +237,25 @@ class RetrievalSet:
         is_relevant = np.isin(equal @ [len(document_ids), 1], pairs @ [len(document_ids), 1])
         return cls(starts[query_rows], query_rows, places[first], pairs, equal[~is_relevant])
 
+    @classmethod
+    def _of_labels(cls, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> RetrievalSet:
+        """Each distinct text is a document and a query, or if they have too many relevant documents together, every
+        second, third, … text is a query. A text may have several labels."""
+        _, first, number = _distinct(ids)
+        label, text = np.unique(np.stack([labels, number], axis=1), axis=0).T
+        _, starts, of_label, sizes = np.unique(label, return_index=True, return_inverse=True, return_counts=True)
+        every = max(1, -(-int(np.square(sizes).sum()) // MOST_RELEVANT))
+        asked = np.flatnonzero(text % every == 0)
+        starts, sizes = starts[of_label[asked]], sizes[of_label[asked]]  # of each query with one of its labels
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        query, document = np.repeat(text[asked], sizes), text[np.repeat(starts, sizes) + within]
+        pairs = np.stack([query // every, document], axis=1)[query != document]
+        if len(text) > len(first):
+            pairs = np.unique(pairs, axis=0)
+        queries = np.arange(0, len(first), every)
+        own = np.stack([np.arange(len(queries)), queries], axis=1)
+        return cls(first[queries], first[queries], first, pairs, own)
+
 
 def _distinct(
     ids: npt.NDArray[np.int64],
@@ -195,8 +267,3 @@ def _distinct(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return ids[first[order]], first[order], place[inverse]
-
-
-def _batches(file: pa.MemoryMappedFile) -> list[pa.RecordBatch]:
-    reader = pa.ipc.open_file(file)
-    return [reader.get_batch(number) for number in range(reader.num_record_batches)]

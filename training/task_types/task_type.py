@@ -323,6 +323,11 @@ class WholeStep(TaskType):
         a value of every rank, on every rank.
         """
 
+    def partners(self, rows: TokenRows) -> npt.NDArray[np.int64] | None:
+        """(N,) a number of each training row: rows with equal ones share optimizer steps in twos. None, the default, if
+        it does not matter which rows share a step."""
+        return None
+
 
 class MinesNegatives(TaskType):
     """Rows of queries and documents, to which the stage mine_negatives adds documents that do not belong to them. The

@@ -119,7 +119,8 @@ class TextEmbedding(WholeStep):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """The columns of the module's docstring."""
         prompts, by_row = self._prompts(encoder.prompts), self.texts(rows)
-        if (asked := self.options.predicted_prompt) is not None and all(len(of_row) == 1 for of_row in by_row):
+        asked, label = self.options.predicted_prompt, self.label_column(rows)
+        if asked is not None and not label and all(len(of_row) == 1 for of_row in by_row):
             by_row = [[(asked, text)] for ((_, text),) in by_row]
         texts = [(column, text) for of_row in by_row for column, text in of_row]
         counts = np.array([len(of_row) for of_row in by_row], np.int64)
@@ -134,7 +135,7 @@ class TextEmbedding(WholeStep):
             "length": lengths,
         }
         return Features(
-            pa.RecordBatch.from_pydict(columns | self.label_column(rows)),
+            pa.RecordBatch.from_pydict(columns | label),
             np.add.reduceat(encoded.lost, starts),
             longest=np.maximum.reduceat(encoded.lengths + encoded.lost, starts),
         )
@@ -256,7 +257,8 @@ class TextEmbedding(WholeStep):
         prompts = self._prompts(text_prompts(folder))
         by_name: dict[str, str] = {}
         for column, names in self.own_prompts.items():
-            by_name.setdefault(names[0], prompts[column])
+            if any(column in of_rows for of_rows in self.column_sets()):
+                by_name.setdefault(names[0], prompts[column])
         return {PROMPTS: prompts_file(by_name)}
 
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:

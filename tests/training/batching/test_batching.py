@@ -68,6 +68,22 @@ def test_rows_of_a_batch_have_like_lengths_and_the_longest_row_comes_first() -> 
     assert padded < 1.05 * LENGTHS.sum()
 
 
+@pytest.mark.parametrize("kinds", [3, 400, 1003])
+def test_rows_with_equal_partners_share_a_step_in_twos_of_like_lengths(kinds: int) -> None:
+    partners = np.random.default_rng(1).integers(0, kinds, size=1003)
+    sampler = LengthGroupedBatches(LENGTHS, 32, seed=5, partners=partners)
+    steps = list(sampler)
+    assert sorted(chain.from_iterable(steps)) == list(range(1003)) and LENGTHS.max() in LENGTHS[steps[0]]
+    alone = sum(int((np.bincount(partners[step])[partners[step]] == 1).sum()) for step in steps)
+    without = int((np.bincount(partners)[partners] == 1).sum())
+    assert alone <= without + 2 * len(steps)  # at the ends of a step, two may be parted
+    padded = sum(LENGTHS[step].max() * len(step) for step in steps)
+    by_chance = [*LengthGroupedBatches(LENGTHS, 32, seed=5)]
+    assert padded < 1.5 * LENGTHS.sum() and steps != by_chance
+    sampler.set_epoch(1)
+    assert [*sampler] != steps
+
+
 def test_fewer_rows_than_processes_is_an_error_that_names_both() -> None:
     with pytest.raises(UserError, match="2 rows cannot be shared by 3 processes"):
         LengthGroupedBatches(LENGTHS[:2], 4, world=3)

@@ -90,6 +90,7 @@ def test_metrics_of_a_search_equal_those_of_a_sorted_list(
     assert found.query_rows.tolist() == [*range(1, 40)] and found.unjudged == 1
     assert found.caveat == "1 of 40 queries have no relevant document, so no figures."
     monkeypatch.setattr(rankings, "MAX_SCORES", 400)  # two queries at a time
+    monkeypatch.setattr(rankings, "FEW_RELEVANT", 2)
     again = rank(queries, np.arange(40), documents, *given)
     assert np.array_equal(again.ranks, found.ranks) and np.array_equal(again.queries, found.queries)
 

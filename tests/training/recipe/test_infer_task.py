@@ -160,6 +160,12 @@ def test_tools_are_found_in_a_column_and_in_the_prompts_of_openais_preferences()
     assert guess_tasks({"messages": [MESSAGES] * 20, "tools": [TOOLS] * 20})[0].has_tools
 
 
+def test_texts_with_classes_train_embeddings_if_that_is_asked_for() -> None:
+    *_, last = guess_tasks({"text": TEXTS, "team": TEAMS})
+    assert (last.task, last.options) == ("embedding", {"loss": "batch_all_triplet"})
+    assert last.data == {"text": ["text"], "label": "team"}
+
+
 def test_ratings_may_be_classes_or_numbers() -> None:
     guesses = guess_tasks({"review": TEXTS, "stars": [1, 2, 3, 4, 5] * 4})
     assert [guess.task for guess in guesses[:2]] == ["sequence-classification", "regression"]

@@ -17,6 +17,8 @@ import torch
 
 FIGURES = Path(__file__).with_name("sentence_transformers_figures.json")
 ROWS, DIMENSIONS = 6, 8
+OF_LABELS = ("batch_all_triplet", "batch_hard_triplet", "batch_semi_hard_triplet")
+LABELS, ALONE = [0.0, 1.0, 0.0, 2.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 SCORES, SAME = [0.1, 0.9, 0.5, 0.5, 0.3, 0.7], [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 PAIRS: dict[str, Any] = {"loss": "multiple_negatives_ranking"}
 SIZES = {"matryoshka_dims": [8, 4, 2], "matryoshka_weights": [1.0, 0.5, 0.25]}
@@ -40,8 +42,26 @@ CASES: dict[str, tuple[Mapping[str, Any], int, list[float] | None]] = {
         for name in ("cosine", "euclidean", "manhattan")
     },
     "contrastive, shortened": ({"loss": "contrastive", "margin": 0.5, **SIZES}, 2, SAME),
+    **{
+        f"{loss}, {name}": ({"loss": loss, "distance_metric": name, "margin": margin}, 1, LABELS)
+        for loss in OF_LABELS
+        for name, margin in (("cosine", 0.3), ("euclidean", 0.5))
+    },
+    **{
+        f"batch_hard_soft_margin_triplet, {name}": (
+            {"loss": "batch_hard_soft_margin_triplet", "distance_metric": name},
+            1,
+            LABELS,
+        )
+        for name in ("cosine", "euclidean")
+    },
+    **{
+        f"{loss}, a label alone": ({"loss": loss, "distance_metric": "euclidean"}, 1, ALONE)
+        for loss in (*OF_LABELS, "batch_hard_soft_margin_triplet")
+    },
+    "batch_all_triplet, shortened": ({"loss": "batch_all_triplet", "distance_metric": "euclidean", **SIZES}, 1, LABELS),
 }
-"""The options of a loss, the texts of a row, and the rows' scores."""
+"""The options of a loss, the texts of a row, and the rows' scores or labels."""
 
 
 def embeddings(texts: int) -> torch.Tensor:
@@ -73,6 +93,11 @@ def figures(options: Mapping[str, Any], texts: int, scores: list[float] | None) 
     elif options["loss"] == "triplet":
         distance = getattr(losses.TripletDistanceMetric, metric)
         loss = losses.TripletLoss(model, distance_metric=distance, triplet_margin=options["margin"])
+    elif options["loss"].startswith("batch_"):
+        distance = getattr(losses.BatchHardTripletLossDistanceFunction, f"{metric.lower()}_distance")
+        kind = "".join(part.capitalize() for part in options["loss"].split("_"))
+        margin = {} if "soft" in options["loss"] else {"margin": options.get("margin", 5)}
+        loss = getattr(losses, f"{kind}Loss")(model, distance_metric=distance, **margin)
     elif options["loss"] == "contrastive":
         distance = getattr(losses.SiameseDistanceMetric, f"{metric}_DISTANCE" if metric == "COSINE" else metric)
         loss = losses.ContrastiveLoss(model, distance_metric=distance, margin=options["margin"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,8 @@ from training.models.loading import load_tokenizer
 from training.models.repository_files import text_prompts
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
-from training.task_types.embedding import RetrievalSet
+from training.task_types import embedding
+from training.task_types.embedding import LossOfLabels, RetrievalSet
 from training.task_types.text_embedding import hash_ids
 from training.tokenization.encoder import load_encoder
 
@@ -122,6 +123,47 @@ def test_bm25_ranks_the_same_queries_and_documents(tmp_path: Path) -> None:
     assert found.ranks.tolist()[0] == 1
 
 
+def test_of_texts_with_labels_the_other_texts_with_its_label_are_relevant(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, labels = ["a", "b", "c", "a", "d", "e"], np.array([0, 1, 0, 1, 1, 2])
+    ids = hash_ids(texts)
+    search = RetrievalSet.of(ids, np.ones(6, np.int64), labels)
+    assert [texts[place] for place in search.documents] == [*"abcde"] and search.query_rows.tolist() == [0, 1, 2, 4, 5]
+    relevant = {"a": {*"cbd"}, "b": {*"ad"}, "c": {"a"}, "d": {*"ab"}}  # `a` has both labels, and `e` no other text
+    names = [*"abcde"]
+    assert {(names[query], names[document]) for query, document in search.relevant} == {
+        (query, document) for query, of_query in relevant.items() for document in of_query
+    }
+    assert len(search.relevant) == 8 and search.left_out.tolist() == [[n, n] for n in range(5)]
+    monkeypatch.setattr(embedding, "MOST_RELEVANT", 7)  # half of the pairs of equal labels
+    some = RetrievalSet.of(ids, np.ones(6, np.int64), labels)
+    assert [texts[place] for place in some.queries] == [*"ace"] and len(some.documents) == 5
+    assert sorted(some.relevant.tolist()) == [[0, 1], [0, 2], [0, 3], [1, 0]]
+    assert some.left_out.tolist() == [[0, 0], [1, 2], [2, 4]]
+
+
+OF_LABELS: dict[str, Any] = {"text": ["text"], "label": "label"}
+
+
+@pytest.mark.parametrize("loss", get_args(LossOfLabels))
+def test_training_brings_texts_with_one_label_together(loss: str, tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    tiny_tasks.write_rows("sequence-classification", world / "rows")
+    values = tiny_tasks.recipe_of("sequence-classification", world / "rows")
+    values |= {"task": "embedding", "options": {"loss": loss, "prompts": {"text": "a: "}}}
+    values["evaluation"] = {"splits": ["validation"], "metrics": ["map_at_10"]}
+    values["compute"] = {"strategy": "ddp", "num_processes": 1, "mixed_precision": "no"}
+    tiny_tasks.build_world(values, world)
+    job = tiny_tasks.write_fit_job(values, world, tmp_path / "job")
+    outcome = finish(job)
+    assert outcome.state == "finished", outcome
+    figures = [point["eval_map_at_10"] for point in curve(job).values() if "eval_map_at_10" in point]
+    task = task_types.load("embedding", values["options"])
+    (rival,) = task.baseline(world / "data", tmp_path, tmp_path, []).rivals  # type: ignore[union-attr]
+    words = metrics.compute(["map_at_10"], rival.predict(task.empty_predictions([]), "validation"))["map_at_10"]
+    assert figures[-1] > max(figures[0], words) + 0.1, (figures, words)
+    assert text_prompts(job / "output/model") == {"default": "a: "}
+
+
 def columns_of(**values: Any) -> list[str]:
     data = {"source": "json", "path": "rows", **values.pop("data", {})}
     recipe = {"name": "a", "task": "embedding", "data": data, "evaluation": {"splits": ["validation"]}, **values}
@@ -137,6 +179,12 @@ def test_negatives_are_optional_and_triplets_need_them() -> None:
     triplets = {"loss": "triplet"}
     assert columns_of(options=triplets) == ["anchor", "positive", "negative"]
     assert columns_of(options=triplets, data={"columns": named}) == ["anchor", "positive", "negatives"]
+    assert columns_of(options={"loss": "batch_hard_triplet"}, data=OF_LABELS) == ["text", "label"]
+    for problem in raised_problems(columns_of, data=OF_LABELS):
+        assert problem.where in ("data.text", "data.label")
+        assert (
+            "of options.loss multiple_negatives_ranking takes anchor, positive, negative (if there" in problem.message
+        )
 
 
 OTHERS: dict[str, Any] = {"symmetric": True, "matryoshka_dims": [32, 8], "normalize": True}

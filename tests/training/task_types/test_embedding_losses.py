@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.training.task_types.embedding_losses import CASES, DIMENSIONS, FIGURES, ROWS, embeddings
-from training.task_types.losses.embedding_loss import EmbeddingLoss
+from training.task_types.losses import embedding_loss
+from training.task_types.losses.embedding_loss import OF_WHOLE_STEP, EmbeddingLoss
 
 KEPT = json.loads(FIGURES.read_text())
 NAN = float("nan")
@@ -25,6 +26,16 @@ def facts(ids: list[list[int]], values: list[float] | None = None) -> torch.Tens
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_sentence_transformers(case: str) -> None:
+    check_figures(case)
+
+
+@pytest.mark.parametrize("case", [case for case, (options, *_) in CASES.items() if options["loss"] in OF_WHOLE_STEP])
+def test_in_blocks_of_anchors_a_loss_is_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_loss, "MAX_SCORES", 24)  # of 6 rows, 1 to 4 anchors a block
+    check_figures(case)
+
+
+def check_figures(case: str) -> None:
     options, texts, scores = CASES[case]
     given = embeddings(texts).reshape(-1, DIMENSIONS).requires_grad_()
     ids = torch.arange(ROWS * texts).view(ROWS, texts).tolist()
@@ -71,7 +82,11 @@ def spelt_out(ids: list[list[int]]) -> float:
         [[1, 2], [2, 3], [3, 1]],  # an anchor that is the positive of another row
     ],
 )
-def test_texts_that_belong_to_an_anchor_are_not_its_negatives(ids: list[list[int]]) -> None:
+@pytest.mark.parametrize("scores", [2**24, 1])
+def test_texts_that_belong_to_an_anchor_are_not_its_negatives(
+    ids: list[list[int]], scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_loss, "MAX_SCORES", scores)
     assert ranking(ids) == pytest.approx(spelt_out(ids), rel=1e-5)
 
 

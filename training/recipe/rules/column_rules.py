@@ -120,8 +120,11 @@ def _describe_unknown(name: str, source_name: str, written: WrittenRecipe) -> st
 
 def _needs(written: WrittenRecipe) -> str:
     """Returns the columns of the task type: `task translation takes source, target`."""
-    sets = [", ".join(map(_format_column, one.items())) for one in task_type_of(written).column_sets()]
-    return f"task {written['task']} takes {'; or '.join(sets)}"
+    task_type = task_type_of(written)
+    sets = [", ".join(map(_format_column, one.items())) for one in task_type.column_sets()]
+    loss = getattr(task_type.options, "loss", None) if "loss" in task_type.option_stages.get("load_data", ()) else None
+    task = f"task {written['task']}" + (f" of options.loss {loss}" if loss else "")
+    return f"{task} takes {'; or '.join(sets)}"
 
 
 def _format_column(item: tuple[str, object]) -> str:
