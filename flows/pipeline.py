@@ -37,6 +37,7 @@ from tasks.stages.score import (
     score,
     score_folds,
 )
+from tasks.stages.teacher_outputs import require_labels, teacher_outputs
 from tasks.stages.tokenize import tokenize
 from training.recipe import Recipe
 
@@ -69,6 +70,8 @@ class TrainingInputs:
     data: LoadDataArtifact
     model: Artifact
     tokens: Artifact
+    teacher: Artifact | None
+    """The teacher's outputs for the training rows; None if the recipe has no teacher."""
     held: Artifact | None
     """The rows that the model must have right."""
     folds: FoldsArtifact | None
@@ -99,19 +102,21 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
+    require_labels(recipe, lock, data)
     mined = None
     if (negatives := recipe.data.negatives) is not None:
         mined = build(mine_negatives, recipe, lock, data, model if negatives.source == "base" else None)
     tokens = build(tokenize, recipe, data, model, mined)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    return TrainingInputs(lock, data, model, with_reference, held, folds)
+    teacher = build(teacher_outputs, recipe, lock, data) if recipe.training.teacher is not None else None
+    return TrainingInputs(lock, data, model, with_reference, teacher, held, folds)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
     """Builds the stages up to the metrics of the trained model: those of a trial."""
     ready = prepare(build, recipe, lock)
-    trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens)
+    trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens, ready.teacher)
     base = ready.model if answers_prompts(recipe) else None
     data = ready.data if answers_turns(recipe) else None
     predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base, data)
@@ -124,7 +129,7 @@ def predict_out_of_fold(build: Builder, recipe: Recipe, ready: TrainingInputs) -
     lock, data, model, tokens, folds = ready.lock, ready.data, ready.model, ready.tokens, ready.folds
 
     def predict_rows(fold: int) -> Artifact:
-        trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, folds, fold)
+        trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, ready.teacher, folds, fold)
         return build(predict_fold.numbered(fold), recipe, lock, tokens, trained, folds, fold)
 
     numbers, at_once = range(1, (recipe.evaluation.folds or 0) + 1), recipe.evaluation.parallel_folds

@@ -107,8 +107,9 @@ class Champion(BaseModel):
         return f"{self.name}/{self.version}"
 
 
-class Retriever(Champion):
-    """The registered model of embeddings that finds negatives, with its own task type and options."""
+class VersionOfTask(Champion):
+    """A registered version that does other work than training starts with, such as a teacher, with its own task type
+    and options."""
 
     task: str
 
@@ -159,8 +160,13 @@ class Lock(BaseModel):
     """The registered version that is the base model, for `model.source: registry`."""
     started_from: Champion | None = None
     """The champion that training starts from in place of the base model; None if it starts from the base model."""
-    negatives_version: Retriever | None = None
+    negatives_version: VersionOfTask | None = None
     """The registered version that finds negatives, for `data.negatives.source: registry`."""
+    teacher_version: VersionOfTask | None = None
+    """The registered version that is the teacher, for `training.teacher.source: registry`."""
+    teacher_hub: PinnedCommit | None = None
+    teacher_files: dict[FileName, PinnedFile] = Field(default_factory=dict)
+    """The files of a teacher in a local folder, by name."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     num_processes: int = 1
     num_machines: int = 1

@@ -1,8 +1,10 @@
-"""The Hugging Face Hub as a run needs it: look-ups, messages for errors, and checks and settings of publishing."""
+"""The Hugging Face Hub as a run needs it: look-ups, downloads of models, messages for errors, and checks and settings
+of publishing."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from tasks.cache.results import PinnedCommit
 from tasks.environment_variables import ACCESS_TOKENS, HUB, passed
 from tasks.home import without_credentials
 from training.jobs.protocol import Settings
+from training.models.repository_files import MODEL_FILES, POOLING, TOKENIZER_FILES, name_of, part_of, require_files
 from training.problems import NETWORK, Problem, UserError, server_error
 from training.recipe import Recipe
 
@@ -182,3 +185,19 @@ def find_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return without_credentials(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": "))
+
+
+def download_model(name: str, commit: str) -> dict[str, Path]:
+    """The files of a commit in the cache of the Hub's clients, by their names in a snapshot."""
+    from huggingface_hub import get_cached_repo_tree, hf_hub_download, snapshot_download
+
+    with explain_read_errors("model", name, commit):
+        wanted = [*MODEL_FILES, *TOKENIZER_FILES]
+        folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
+        # Another program may have left a part of the commit in the cache: the stored listing names all files.
+        paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
+        pooling = fnmatch.filter(paths, POOLING)
+        nested = {name_of(path): Path(hf_hub_download(name, path, revision=commit)) for path in pooling}
+    files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
+    require_files(files, f"{name!r} at {commit[:12]}")
+    return files | nested

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Champion, Lock, PinnedRows, Retriever
+from tasks.cache.results import Champion, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
@@ -111,7 +111,7 @@ def find_base(recipe: Recipe) -> Champion:
     return champion
 
 
-def find_retriever(recipe: Recipe) -> Retriever:
+def find_retriever(recipe: Recipe) -> VersionOfTask:
     """Finds the version that `data.negatives.path` names, with which negatives are found. Raises UserError as
     `find_base` does, and for one that this project did not register or that gives no embeddings; and MlflowFailed."""
     assert recipe.data.negatives is not None
@@ -124,7 +124,23 @@ def find_retriever(recipe: Recipe) -> Retriever:
         message = f"{name} {kind}, and negatives are found by a model of embeddings: name one of those, or set source "
         raise UserError.of("data", where, f"{message}to bm25.")
     described = _describe(version, task["task"])
-    return Retriever(**dict(described), task=task["task"])
+    return VersionOfTask(**dict(described), task=task["task"])
+
+
+def find_teacher(recipe: Recipe) -> VersionOfTask:
+    """Finds the version that `training.teacher.path` names. Raises UserError as `find_base` does, and for one of
+    another task type than the recipe's; and MlflowFailed."""
+    assert recipe.training.teacher is not None
+    where = "training.teacher.path"
+    version = _find_named(recipe.training.teacher.path, where)
+    task = read_tag(version, TASK_TAG, TaskTag | None)
+    if task is None or task["task"] != recipe.task:
+        kind = "was not registered by finetune" if task is None else f"is a model of {task['task']}"
+        message = (
+            f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
+        )
+        raise UserError.of("training", where, f"{message}that too: name another version.")
+    return VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
 
 
 def _find_named(path: str, where: str) -> ModelVersion:
@@ -352,6 +368,10 @@ _MESSAGES = {
     ),
     "data.negatives.path": (
         "the version {}, by which negatives are found,",
+        ": name another one, and begin a new run (a resumed run keeps its version).",
+    ),
+    "training.teacher.path": (
+        "the version {}, which is the teacher,",
         ": name another one, and begin a new run (a resumed run keeps its version).",
     ),
     "NAME": ("the version {}", ": run its recipe again to register one that has."),

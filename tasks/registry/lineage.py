@@ -204,8 +204,14 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["model"]["path"] = str(lock.model_version)
     if lock.negatives_version is not None:
         values["data"]["negatives"]["path"] = str(lock.negatives_version)
+    if lock.teacher_version is not None:
+        values["training"]["teacher"]["path"] = str(lock.teacher_version)
+    if lock.teacher_hub is not None:
+        values["training"]["teacher"]["revision"] = lock.teacher_hub.commit
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
+    if lock.teacher_files and recipe.training.teacher is not None:
+        values["training"]["teacher"]["path"] = _absolute(recipe.training.teacher.path)
     if lock.corrections is not None:
         values["data"]["corrections"] = lock.corrections.path
     if recipe.model.chat_template:

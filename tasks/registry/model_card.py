@@ -253,6 +253,10 @@ def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["model"]["path"] = str(lock.model_version)
     if lock.negatives_version is not None:
         values["data"]["negatives"]["path"] = str(lock.negatives_version)
+    if lock.teacher_version is not None:
+        values["training"]["teacher"]["path"] = str(lock.teacher_version)
+    if lock.teacher_hub is not None:
+        values["training"]["teacher"]["revision"] = lock.teacher_hub.commit
     resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return {**values, "compute": {**values.get("compute", {}), **resolved}}
 

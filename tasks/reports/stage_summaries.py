@@ -130,6 +130,7 @@ STAGES = {
     "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),
+    "teacher_outputs": StageEntry(_summarize_blocks, is_optional=True),
     "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),

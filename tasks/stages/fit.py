@@ -45,11 +45,14 @@ FitArtifact = Artifact[FitResult]
 
 
 @stage(FitResult)
-def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact) -> StageJob:
-    """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint.
+def fit(
+    recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact, teacher: Artifact | None = None
+) -> StageJob:
+    """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint. `teacher` has
+    the outputs of the recipe's teacher for the training rows.
 
-    The tokens of train and validation, the base model, the labels, the training settings, the user's code and the
-    values of `auto`.
+    The tokens of train and validation, the base model, the labels, the outputs of a teacher, the training settings, the
+    user's code and the values of `auto`.
     """
     strategy, optimizer = STRATEGIES[recipe.compute.strategy], OPTIMIZERS[recipe.training.optim]
     task_type, deciding = task_types.load(**recipe.task_and_options), _deciding_metrics(recipe)
@@ -73,6 +76,7 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
             "model": folder_of(model, "model"),
             "tokenizer": folder_of(model, "tokenizer"),
             "tokens": files_of(tokens, ["train.arrow", "validation.arrow"]),
+            **({"teacher": files_of(teacher, ["train.arrow"])} if teacher else {}),
             **_start_checkpoint(recipe),
         },
         tables={"table": entries(name for name in deciding if not name.startswith("hub:"))},
@@ -102,13 +106,20 @@ def fit(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Art
 
 @stage(FitResult)
 def fit_fold(
-    recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact, folds: Artifact, fold: int
+    recipe: Recipe,
+    lock: Lock,
+    data: Artifact,
+    model: Artifact,
+    tokens: Artifact,
+    teacher: Artifact | None,
+    folds: Artifact,
+    fold: int,
 ) -> StageJob:
     """Trains without the rows of one fold, as `fit` does.
 
     What the key of `fit` contains, the folds of the rows, and the number of the fold.
     """
-    job = job_of(fit, recipe, lock, data, model, tokens)
+    job = job_of(fit, recipe, lock, data, model, tokens, teacher)
     # The Hub gets the checkpoints of the model alone.
     unpublished = recipe.model_copy(update={"release": recipe.release.model_copy(update={"hub": None})})
     return replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import shutil
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Annotated
 
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
-from tasks.hub.client import explain_read_errors
+from tasks.hub.client import download_model
 from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.registry.champions import files_of_version
 from tasks.stages.preflight.model_check import require_model
@@ -21,13 +20,9 @@ from training.jobs.protocol import NotInKey, Settings
 from training.local_files import open_local
 from training.models.repository_files import (
     HOME_ROOMS,
-    MODEL_FILES,
-    POOLING,
-    TOKENIZER_FILES,
-    name_of,
+    labels_of_config,
     part_of,
     read_json,
-    require_files,
     require_no_other_files,
     require_vocabulary,
 )
@@ -101,7 +96,7 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     if inputs:
         files = {file.name: file for part, folder in inputs.items() for file in _list_part(folder, part)}
     elif settings.path is not None and settings.commit is not None:
-        files = _download(settings.path, settings.commit)
+        files = download_model(settings.path, settings.commit)
     pinned = {name: Path(pin.path) for name, pin in lock.model_files.items()}
     where = str(lock.start or settings.recipe.model.path)
     read_shapes(files | pinned, lock.start_field if lock.start else "model.path")
@@ -149,8 +144,7 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
     labels = json.loads((data.path / "labels.json").read_text())
     if not labels:
         return
-    named = read_json(model.path / "model" / "config.json").get("id2label", {})
-    own = [named[number] for number in sorted(named, key=int)]
+    own = labels_of_config(read_json(model.path / "model" / "config.json"))
     if own != labels:
         labelled, advice = "names no labels", ""
         if own:
@@ -164,19 +158,3 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
 
 def _list_part(folder: Path, part: str) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if part_of(file.name) == part]
-
-
-def _download(name: str, commit: str) -> dict[str, Path]:
-    """The files of a commit in the cache of the Hub's clients."""
-    from huggingface_hub import get_cached_repo_tree, hf_hub_download, snapshot_download
-
-    with explain_read_errors("model", name, commit):
-        wanted = [*MODEL_FILES, *TOKENIZER_FILES]
-        folder = snapshot_download(name, revision=commit, allow_patterns=wanted, ignore_patterns="*/*")
-        # Another program may have left a part of the commit in the cache: the stored listing names all files.
-        paths = [file.path for file in get_cached_repo_tree(name, revision=commit)]
-        pooling = fnmatch.filter(paths, POOLING)
-        nested = {name_of(path): Path(hf_hub_download(name, path, revision=commit)) for path in pooling}
-    files = {path: Path(folder, path) for path in paths if "/" not in path and part_of(path)}
-    require_files(files, f"{name!r} at {commit[:12]}")
-    return files | nested

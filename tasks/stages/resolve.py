@@ -21,7 +21,7 @@ from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
 from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
 from tasks.prediction.input_rows import list_files
-from tasks.registry.champions import digest_rows, find_base, find_retriever, find_start
+from tasks.registry.champions import digest_rows, find_base, find_retriever, find_start, find_teacher
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url, name_of
 from training.data.listing import SourceFile, describe_unread, list_texts
@@ -135,6 +135,10 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
             found |= _pin_model(recipe, found, progress)
         except UserError as error:
             problems.extend(error.problems)
+    try:
+        found |= _pin_teacher(recipe, found)
+    except UserError as error:
+        problems.extend(error.problems)
     try:
         found["must_hold"] = pin_must_hold(recipe)
     except UserError as error:
@@ -366,6 +370,28 @@ def _pin_negatives(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     if str(version) != negatives.path:
         found["notes"].append(f"negatives are found by {version}, which is {negatives.path}")
     return {"negatives_version": version}
+
+
+def _pin_teacher(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
+    """The teacher's version, commit or files, if the recipe has one."""
+    teacher = recipe.training.teacher
+    if teacher is None:
+        return {}
+    try:
+        if teacher.source == "hub":
+            looked = _look_up("model", teacher.path, teacher.revision, recipe, found)
+            if looked.files is not None:
+                require_files(looked.files, f"{teacher.path!r} at {looked.pin.commit[:12]}")
+            return {"teacher_hub": looked.pin}
+        if teacher.source == "folder":
+            return {"teacher_files": pin_model_folder(Path(teacher.path).expanduser().absolute())}
+    except UserError as error:
+        where = "training.teacher.path"
+        raise UserError(problem.model_copy(update={"where": where}) for problem in error.problems) from error
+    version = find_teacher(recipe)
+    if str(version) != teacher.path:
+        found["notes"].append(f"the teacher is {version}, which is {teacher.path}")
+    return {"teacher_version": version}
 
 
 def _model_folder(recipe: Recipe) -> Path:

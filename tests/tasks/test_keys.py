@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
-from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Retriever, Verdict, Version
+from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version, VersionOfTask
 from tasks.cache.stage import Stage, without_number
 from tasks.hub.client import Found
 from tasks.prediction.input_rows import Shard
@@ -127,6 +127,8 @@ MINED = {
     "model": {"source": "folder", "path": "me/small"},
 }
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
+TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
+TAUGHT_BY_HUB: dict[str, Any] = {"training.teacher": {"source": "hub", "path": "me/small"}}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
@@ -236,6 +238,11 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.lora.use_dora": Change(True, "fit", {"training.lora": {}}),
     "training.lora.init_lora_weights": Change("pissa", "fit", {"training.lora": {}}),
     "training.lora.quantization": Change("nf4", "fit", {"training.lora": {}}),
+    "training.teacher.source": Change("hub", "teacher_outputs", TAUGHT),
+    "training.teacher.path": Change("me/other", "teacher_outputs", TAUGHT),
+    "training.teacher.revision": Change("v2", "teacher_outputs", TAUGHT_BY_HUB),
+    "training.teacher.temperature": Change(4.0, "fit", TAUGHT),
+    "training.teacher.weight": Change(0.9, "fit", TAUGHT),
     "training.engine": Change("accelerate", "fit"),
     "training.collator": Change("mine:rows", "fit"),
     "training.callbacks": Change(["mine:TaskType"], "fit"),
@@ -498,10 +505,10 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def find_retriever(recipe: Recipe) -> Retriever:
+def find_retriever(recipe: Recipe) -> VersionOfTask:
     assert recipe.data.negatives is not None
     named = str(recipe.data.negatives.path)
-    return Retriever(name="found", version=named[-1], model=named, max_length=64, task="embedding")
+    return VersionOfTask(name="found", version=named[-1], model=named, max_length=64, task="embedding")
 
 
 @pytest.fixture(autouse=True)
@@ -549,6 +556,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "_exports_here", lambda *given: [])
     monkeypatch.setattr(resolving, "find_retriever", find_retriever)
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
+    monkeypatch.setattr("flows.pipeline.require_labels", lambda *given: None)  # the teachers name none
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorboard" or there(name))
     monkeypatch.setattr("tasks.stages.tokenize._in_process", lambda model: True)
@@ -585,6 +593,37 @@ def test_an_option_changes_the_keys_of_the_stages_that_read_it(task: str, option
         name: value for name, value in change.given.items() if (name, value) != (f"options.{option}", change.value)
     }
     assert stages_that_read(f"options.{option}", change, given | {"task": task}) == stages_of(change)
+
+
+OF_TEACHER = {
+    "load_data/train.arrow": "tokenize teacher_outputs",
+    "load_data/validation.arrow": "tokenize",
+    "load_data/labels.json": "teacher_outputs fit",
+    "load_model": "tokenize fit",
+    "tokenize/train.arrow": "fit",
+    "teacher_outputs": "fit",
+}
+
+
+@pytest.mark.parametrize("edited", OF_TEACHER)
+def test_a_teacher_reads_the_training_rows_and_nothing_of_the_model_that_learns(edited: str) -> None:
+    values = spelt(base(), {**TAUGHT, "model": {"source": "folder", "path": "me/other"}})
+    found = changed(keys(values), keys(values, edited if "/" in edited else f"{edited}/"))
+    assert found & {"tokenize", "teacher_outputs", "fit"} == set(OF_TEACHER[edited].split())
+
+
+def test_all_students_and_the_trainings_of_folds_share_the_outputs_of_a_teacher() -> None:
+    values = spelt(base(), {**TAUGHT, **FOLDED})
+    changes: list[dict[str, Any]] = [
+        {"training.seed": 5},
+        {"training.per_device_eval_batch_size": 8},
+        {"training.teacher.temperature": 9.0},
+        {"model.seed": 3},
+        {"data.validation_size": 0.1},
+    ]
+    (_,) = {keys(spelt(values, change))["teacher_outputs"] for change in changes}
+    assert {"fit", "fit_fold_1", "fit_fold_2"} <= changed(keys(values), keys(values, "teacher_outputs/"))
+    assert "teacher_outputs" not in keys(base())
 
 
 def test_options_of_answers_change_no_key_of_sft_without_metrics_of_answers() -> None:
@@ -762,8 +801,9 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED, **FOLDED}
     values = spelt(base(), {**optional, "release.gate.control": "all"})
     built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
-    assert built == [stage for stage in STAGES if stage not in ("reference_logprobs", "mine_negatives")]
-    for given, name in ((PREFERENCE, "reference_logprobs"), (MINED, "mine_negatives")):
+    others = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED, "teacher_outputs": TAUGHT}
+    assert built == [stage for stage in STAGES if stage not in others]
+    for name, given in others.items():
         other = ["resolve", *keys(spelt(base(), given))]
         assert other == [stage for stage in STAGES if stage in other] and name in other
 
@@ -826,6 +866,7 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
             CALIBRATED if kind.prediction_type in (ONE_LABEL, MANY_LABELS) else {}
         )
         optional |= FOLDED if task == "sequence-classification" else {}
+        optional |= TAUGHT if kind.teacher_outputs else {}
         pipeline(walk, parse(spelt(values, optional)))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():

@@ -100,11 +100,11 @@ class TokenRows(Dataset[dict[str, Any]]):
         return SeededBatch(features, rows.seeds, rows) if isinstance(rows, SeededBatch) else features
 
 
-def rows_of_fold(tokens: Path, folds: Path, fold: int, *, held_out: bool) -> TokenRows:
-    """The rows of a token file that are in the fold, or with `held_out` false, all others. `folds` is the file of
-    training/data/folds.py. Raises UserError if a token row is not one row of the data, or a part of one."""
+def rows_of_fold(tokens: Path | TokenRows, folds: Path, fold: int, *, held_out: bool) -> TokenRows:
+    """The token rows, or those of a file, that are in the fold, or with `held_out` false, all others. `folds` is the
+    file of training/data/folds.py. Raises UserError if a token row is not one row of the data, or a part of one."""
     of_row: npt.NDArray[np.int32] = pa.ipc.open_file(pa.memory_map(str(folds))).read_all()["fold"].to_numpy()
-    whole = TokenRows(tokens)
+    whole = tokens if isinstance(tokens, TokenRows) else TokenRows(tokens)
     if len(whole.tokens) != len(of_row):
         message = f"leaves rows of train out, and some of its {len(whole.tokens):,} token rows hold several rows: "
         raise UserError.of("recipe", "evaluation.folds", f"{message}set it to null.")

@@ -21,6 +21,7 @@ from training.models.loading import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
 
     from training.batching.batches import TokenRows
     from training.engine.collation import Collate
@@ -82,17 +83,29 @@ def predict(
 
     Every rank calls it, and rank 0 alone gets them. `report` is called on rank 0 with the number of rows that are done.
     """
+    predictions = compute(task_type, network, rows, collate, batch_size, mixed_precision, task_type.predictions, report)
+    return predictions if ranks.rank() else task_type.join_labels(predictions, rows)
+
+
+def compute(
+    task_type: TaskType,
+    network: PreTrainedModel,
+    rows: TokenRows,
+    collate: Collate,
+    batch_size: int,
+    mixed_precision: str,
+    read: Callable[[PreTrainedModel, ModelOutput, Batch], pa.RecordBatch],
+    report: Callable[[int], None] = lambda done: None,
+) -> pa.Table:
+    """What `read` takes of the model's outputs for each batch, by feature row, as `predict` does."""
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.world_size(), rank=ranks.rank())
     dtype = DTYPES[mixed_precision]
 
     def predict_batch(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
-        return None, 1, task_type.predictions(network, task_type.forward(network, inputs), inputs)
+        return None, 1, read(network, task_type.forward(network, inputs), inputs)
 
     # Not inference_mode, in which autocast casts each weight again for every batch.
     with torch.no_grad(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
-        predictions = evaluate(
-            batches, plan, predict_batch, report if ranks.rank() == 0 else lambda done: None
-        ).predictions
-    return predictions if ranks.rank() else task_type.join_labels(predictions, rows)
+        return evaluate(batches, plan, predict_batch, report if ranks.rank() == 0 else lambda done: None).predictions

@@ -20,6 +20,7 @@ from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import layers, loading
 from training.problems import UserError, nearest
+from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs
 from training.task_types.task_type import TaskType
 
 if TYPE_CHECKING:
@@ -67,7 +68,14 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     if task_type.loss_only_reason and rank() == 0:
         events.warning(task_type.loss_only_reason)
     # A sharded model computes in the lower precision, and so would the loss inside it.
-    loss = task_type.loss(training, settings.labels, train, outside=compute.strategy != "ddp")
+    outside = compute.strategy != "ddp" or training.teacher is not None
+    loss = task_type.loss(training, settings.labels, train, outside=outside)
+    collate = collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple())
+    if training.teacher is not None:
+        assert loss is not None and task_type.teacher_outputs is not None
+        teacher = training.teacher
+        loss = DistillationLoss(loss, task_type.teacher_outputs, teacher.temperature, teacher.weight)
+        collate = AddTeacher(collate)
     if training.use_liger_kernel:
         layers.use_liger(model, fuses_loss=loss is None and task_type.auto_class == "AutoModelForCausalLM")
     require_row_per_rank(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
@@ -75,7 +83,7 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         model=model,
         train=train,
         validation=validation,
-        collate=collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple()),
+        collate=collate,
         loss=loss,
         task_type=task_type,
         metrics=compute_metrics,
@@ -91,10 +99,12 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
 
 
 def _train_rows(settings: FitSettings, inputs: Mapping[str, str]) -> TokenRows:
-    file = Path(inputs["tokens"]) / "train.arrow"
+    rows = TokenRows(Path(inputs["tokens"]) / "train.arrow")
+    if (teacher := inputs.get("teacher")) is not None:
+        rows = with_outputs(rows, Path(teacher) / "train.arrow")
     if settings.fold is None:
-        return TokenRows(file)
-    return rows_of_fold(file, Path(inputs["folds"]) / "folds.arrow", settings.fold, held_out=False)
+        return rows
+    return rows_of_fold(rows, Path(inputs["folds"]) / "folds.arrow", settings.fold, held_out=False)
 
 
 def with_micro_batches(training: Training, divisor: int) -> Training:

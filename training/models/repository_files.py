@@ -336,6 +336,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def labels_of_config(config: Mapping[str, Any]) -> list[str]:
+    """The names of the labels in a config.json, in the order of the outputs; empty if it names none."""
+    named = config.get("id2label")
+    if not isinstance(named, dict) or not all(str(number).isdecimal() for number in named):
+        return []
+    return [str(named[number]) for number in sorted(named, key=int)]
+
+
 def read_json_list(path: Path) -> list[dict[str, Any]]:
     """The JSON objects in the list of a file of a repository; empty if there is no such file or no list in it."""
     value = _read(path)

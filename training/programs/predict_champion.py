@@ -103,21 +103,29 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     )
 
 
-def require_task(task_type: TaskType, name: str, folder: Path, champion: str) -> None:
-    """Raises UserError if the folder's model was trained for another task: transformers would load it with a head of
-    random weights."""
-    config, advice = read_json(folder / "config.json"), "name another registry, or give its alias to another version."
+def require_task(
+    task_type: TaskType,
+    name: str,
+    folder: Path,
+    model: str,
+    role: str = "champion",
+    where: str = "release.registry",
+    advice: str = "name another registry, or give its alias to another version.",
+) -> None:
+    """Raises UserError for the recipe's field `where` if the folder's model was trained for another task: transformers
+    would load it with a head of random weights."""
+    config = read_json(folder / "config.json")
     architectures, made_for = config.get("architectures") or [], config.get("problem_type")
     wanted, message = task_type.config_fields(()).get("problem_type"), None
     if not _loaded_by(task_type.auto_class, config.get("model_type")) & {*architectures}:
         message = (
-            f"{champion} is {', '.join(architectures) or 'of no known type'}, and a champion of {name} must be a model "
-            f"for that: {advice}"
+            f"{model} is {', '.join(architectures) or 'of no known type'}, and a {role} of {name} must be a model for "
+            f"that: {advice}"
         )
     elif made_for not in (None, wanted):
-        message = f"{champion} was trained for {made_for}, and a champion of {name} must be for {wanted}: {advice}"
+        message = f"{model} was trained for {made_for}, and a {role} of {name} must be for {wanted}: {advice}"
     if message is not None:
-        raise UserError.of("release", "release.registry", message)
+        raise UserError.of(where.partition(".")[0], where, message)
 
 
 def _loaded_by(auto_class: str, model_type: str | None) -> set[str]:

@@ -112,6 +112,25 @@ def packages_of(lora: Lora | None) -> list[str]:
     return ["peft"] if lora.quantization is None else ["peft", "bitsandbytes"]
 
 
+class Teacher(Section):
+    """A trained model from whose outputs the model learns, besides the labels (distillation): docs/how-to/teachers.md.
+    The stage teacher_outputs computes them once for all trainings on the same rows."""
+
+    source: Annotated[Literal["registry", "hub", "folder"], NotInKey("the outputs are in the key")]
+    """registry: a version in MLflow's registry, with its tokenizer. hub: a repository of the Hub. folder: a local
+    folder in the same layout."""
+    path: Annotated[Text, NotInKey("the outputs are in the key")]
+    """For registry `NAME@alias` or `NAME/version`, such as `big@champion`, which is pinned to a version before files
+    are read; else the repository's name, or the folder."""
+    revision: Annotated[str | None, NotInKey("the outputs are in the key")] = None
+    """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
+    temperature: float = Field(default=2.0, gt=0, le=1000)
+    """Divides the logits of both models in the teacher's part of the loss: higher ones weigh small probabilities more
+    (Hinton et al., arXiv:1503.02531). Numbers have none."""
+    weight: float = Field(default=0.5, ge=0, le=1)
+    """The teacher's part of the loss; the labels have the rest. 1 learns from the teacher alone."""
+
+
 class Training(Section):
     """Training. Names and meanings are those of transformers' TrainingArguments, except for the fields from `loss` on;
     docs/reference/training-arguments.md lists all of them."""
@@ -192,6 +211,9 @@ class Training(Section):
     lora: Lora | None = None
     """Trains low-rank adapters and keeps the model's weights as they are (null: trains all weights). Needs the extra
     `lora`; `{}` takes the defaults."""
+    teacher: Teacher | None = None
+    """A trained model from which this one also learns (null: from the labels alone), for classification, regression and
+    tags."""
     engine: CodeName = "trainer"
     """The engine that trains: trainer (that of transformers), accelerate (a plain loop with fewer settings), or your
     function as `module:function`: docs/how-to/own-engine.md."""

@@ -55,6 +55,10 @@ class TaskSpecification(RowSpecification):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = self.Options.model_validate(dict(options or {}))
 
+    teacher_outputs: ClassVar[Literal["classes", "labels", "numbers"] | None] = None
+    """The outputs of a teacher from which its models can learn, as in training.task_types.losses.distillation_loss;
+    None if they learn from no teacher."""
+
     # Rarer
 
     option_stages: ClassVar[Mapping[str, Sequence[str]]] = {}

@@ -65,6 +65,7 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
     """Any number of labels for each row."""
 
     problem_type = "multi_label_classification"
+    teacher_outputs = "labels"
     pipeline = False  # the text-classification pipeline returns one label and has no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}

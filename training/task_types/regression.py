@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 class Regression(SequenceLevelTask):
     """A number for each row."""
 
+    teacher_outputs = "numbers"
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} a number"
     columns: ClassVar = {**TEXTS, "label": Column("number")}

@@ -48,6 +48,7 @@ class SequenceClassification(LabelProbabilities):
     """One label for each row."""
 
     problem_type = "single_label_classification"
+    teacher_outputs = "classes"
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} one of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("label")}

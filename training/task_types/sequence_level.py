@@ -12,18 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.task_types.task_type import Column, TaskType
+from training.task_types.task_type import Column, LearnsFromTeacher
 from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils import ModelOutput
 
-    from training.batching.batches import PadToLongest
+    from training.batching.batches import Batch, PadToLongest
 
 TEXTS = {"text": Column("text"), "text_pair": Column("text", optional=True)}
 
 
-class SequenceLevelTask(TaskType):
+class SequenceLevelTask(LearnsFromTeacher):
     """The base of task types with one prediction for each text or pair of texts."""
 
     auto_class = "AutoModelForSequenceClassification"
@@ -33,6 +34,10 @@ class SequenceLevelTask(TaskType):
         from training.batching.batches import PadToLongest
 
         return PadToLongest(tokenizer, multiple)
+
+    def outputs_of_teacher(self, outputs: ModelOutput, batch: Batch) -> pa.ListArray:
+        """The row's logits, or its number."""
+        return logits_column(outputs["logits"].float().cpu().numpy())
 
 
 class LabelProbabilities(SequenceLevelTask):

@@ -48,6 +48,7 @@ __all__ = [
     "Calibrated",
     "Column",
     "GeneratesAnswers",
+    "LearnsFromTeacher",
     "Loss",
     "MinesNegatives",
     "TaskType",
@@ -306,6 +307,19 @@ class BaseReference(TaskType):
             if name.startswith("reference_") and name not in predictions.column_names:
                 predictions = predictions.append_column(name, others[name])
         return predictions
+
+
+class LearnsFromTeacher(TaskType):
+    """A loss that also compares with the outputs of a teacher, which the stage teacher_outputs computes once, before
+    training: a task type with `teacher_outputs`."""
+
+    @abstractmethod
+    def outputs_of_teacher(self, outputs: ModelOutput, batch: Batch) -> pa.ListArray:
+        """The numbers of each feature row that are stored, from a teacher's outputs of `forward`."""
+
+    def join_outputs(self, outputs: pa.Array, features: pa.RecordBatch) -> pa.Array:
+        """The numbers of each row of the data, from those of its feature rows; by default the same."""
+        return outputs
 
 
 class WholeStep(TaskType):

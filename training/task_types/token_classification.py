@@ -40,7 +40,7 @@ from training.evaluation.tagged_words import Tagged
 from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, flatten, is_iob2, respelt_iob2, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
 from training.task_types.sequence_level import label_names_config
-from training.task_types.task_type import Column, TaskType
+from training.task_types.task_type import Column, LearnsFromTeacher
 from training.tokenization.features import Features, list_column
 
 if TYPE_CHECKING:
@@ -61,9 +61,10 @@ CHOOSING_ROWS = 5_000
 """The number of training rows that choose the best constant tag."""
 
 
-class TokenClassification(TaskType):
+class TokenClassification(LearnsFromTeacher):
     """A tag for each word."""
 
+    teacher_outputs = "classes"
     auto_class = "AutoModelForTokenClassification"
     hub_task = "token-classification"
     pipeline = False  # the pipeline of transformers splits texts into other words
@@ -153,7 +154,25 @@ class TokenClassification(TaskType):
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED
 
-        return int((batch["labels"] != IGNORED).sum())
+        labels = batch["labels"]  # with the outputs of a teacher, (B, T, 1 + L)
+        return int(((labels if labels.dim() == 2 else labels[..., 0]) != IGNORED).sum())
+
+    def outputs_of_teacher(self, outputs: ModelOutput, batch: Batch) -> pa.ListArray:
+        """The L logits of each word with a token, word by word."""
+        from training.batching.batches import IGNORED
+
+        is_first = batch["labels"] != IGNORED
+        logits = outputs["logits"][is_first].float().cpu().numpy()  # (W, L)
+        return list_column(logits.reshape(-1), is_first.sum(dim=1).cpu().numpy() * logits.shape[1])
+
+    def join_outputs(self, outputs: pa.Array, features: pa.RecordBatch) -> pa.Array:
+        """The L logits of each word, nan for words without a token."""
+        first = features.column("first")
+        has_token = flat_values(first).to_numpy() >= 0
+        found = flat_values(outputs).to_numpy().reshape(int(has_token.sum()), -1)
+        by_word = np.full((len(has_token), found.shape[1]), np.nan, np.float32)
+        by_word[has_token] = found
+        return list_column(by_word.reshape(-1), pc.list_value_length(first).to_numpy() * found.shape[1])
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a tag for each word with a token, and `probability`, that of the tag."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.cli.runs import _lines
-from tasks.cache.results import Artifact, Champion, Lock, Retriever, Verdict
+from tasks.cache.results import Artifact, Champion, Lock, Verdict, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.jobs.job import job_of
 from tasks.registry import lineage
@@ -96,7 +96,7 @@ def test_the_version_that_finds_negatives_is_pinned_with_its_own_task(recipe: Re
     changes = {"task": "reranking", "data": data}
     mined = second(tmp_path, **changes)
     lock = pin(mined)
-    version = Retriever(name="found", version="1", model=MODEL, max_length=64, **task)
+    version = VersionOfTask(name="found", version="1", model=MODEL, max_length=64, **task)
     assert lock.negatives_version == version and "negatives are found by found/1, which is found@champion" in lock.notes
     assert lineage.resolve_fields(mined, lock)["data"]["negatives"]["path"] == "found/1"
     assert pin_recipe(mined, lock)["data"]["negatives"]["path"] == "found/1"

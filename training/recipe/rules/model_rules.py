@@ -115,6 +115,23 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.negatives.range_max", f"{message}set it to {least + number} or more, or to null."
 
 
+def _teacher(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if written["training.teacher"] is None:
+        return
+    if task_type_of(written).teacher_outputs is None:
+        known = [name for name in TASK_TYPES if specification_class(name).teacher_outputs]
+        message = f"task {written['task']} learns from no teacher: set it to null. Task types that do: "
+        yield "training.teacher", f"{message}{', '.join(known)}."
+        return
+    if written["training.collator"] is not None:
+        message = "makes batches without the outputs of training.teacher: set this or the teacher to null."
+        yield "training.collator", message
+    if written["training.teacher.source"] == "registry":
+        yield from _version_name(written, "training.teacher.path")
+    if written["training.teacher.source"] != "hub":
+        yield from revision(written, "training.teacher")
+
+
 def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     implementation = written["model.attn_implementation"]
     if implementation is not None and written["compute.mixed_precision"] in ("no", False):  # YAML reads `no` as false
@@ -158,5 +175,14 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 TASK_RULES: tuple[Rule, ...] = (_task, _options)
 MODEL_RULES: tuple[Rule, ...] = (
-    *(_model_source, _registered_version, _negatives, _attention, _start, _scratch_config, _template_of_scratch),
+    *(
+        _model_source,
+        _registered_version,
+        _negatives,
+        _teacher,
+        _attention,
+        _start,
+        _scratch_config,
+        _template_of_scratch,
+    ),
 )

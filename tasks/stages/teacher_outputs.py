@@ -1,0 +1,136 @@
+"""Stage: the outputs of a teacher for the training rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.cache.code import figures_code
+from tasks.cache.results import Artifact, Lock
+from tasks.cache.stage import Work
+from tasks.hub.client import download_model
+from tasks.jobs.commands import build_predict_launch
+from tasks.jobs.job import Files, StageJob, files_of, stage
+from tasks.jobs.retries import BatchDivision
+from tasks.registry.champions import PARTS, fetch_config, files_of_version
+from tasks.tracking.connection import MlflowFailed
+from training import task_types
+from training.models.repository_files import labels_of_config, part_of, read_json
+from training.problems import UserError
+from training.programs.predict import BlocksResult
+from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherSettings, find_missing
+from training.recipe import Recipe
+
+PROGRAM = "training.programs.teacher_outputs"
+
+
+@stage(BlocksResult)
+def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
+    """Computes the outputs of the recipe's teacher for the training rows, by its own tokenizer, so that training holds
+    one model alone. Validation and test need none: their loss is the ordinary one.
+
+    The teacher's files, task type and options, the training rows and their labels, the length, and the number format of
+    prediction. Nothing of the model that learns, so all of them share the result, and those of other rows its equal
+    blocks of rows.
+    """
+    version = lock.teacher_version
+    options = recipe.options if version is None else version.options or {}
+    max_length = recipe.tokens.max_length if version is None else version.max_length
+    task_type = task_types.load(recipe.task, options)
+    return StageJob(
+        PROGRAM,
+        TeacherSettings(
+            task=recipe.task,
+            options=task_type.options_of("tokenize") | task_type.options_of("predict"),
+            teacher=name_of_teacher(recipe, lock),
+            max_length=max_length,
+            batch_size=ROWS_AT_ONCE,
+            mixed_precision=lock.mixed_precision,
+        ),
+        reads={**_files_of_teacher(recipe, lock), "data": files_of(data, ["labels.json", "train.arrow"])},
+        code=task_types.code_modules(recipe.task),
+        outside=figures_code(recipe.task),
+        users_code=task_types.user_code(recipe.task),
+        libraries=("torch", "transformers", "tokenizers", "numpy", "pyarrow", *task_type.libraries),
+        field_names={"max_length": "tokens.max_length"},
+        launch=partial(build_predict_launch, PROGRAM, lock),
+        batches=lambda folder: BatchDivision(
+            ROWS_AT_ONCE,
+            folder,
+            program=PROGRAM,
+            max_length=max_length,
+            mixed_precision=lock.mixed_precision,
+            num_processes=lock.num_processes,
+        ),
+        blocks_without=tuple(f"upstream.{data.stage}/{name}" for name in ("labels.json", "train.arrow")),
+    )
+
+
+def name_of_teacher(recipe: Recipe, lock: Lock) -> str:
+    """`big/7`, `owner/name at 0123456789ab`, or the folder."""
+    teacher = recipe.training.teacher
+    assert teacher is not None
+    if lock.teacher_hub is not None:
+        return f"{teacher.path} at {lock.teacher_hub.commit[:12]}"
+    return str(lock.teacher_version or teacher.path)
+
+
+def _files_of_teacher(recipe: Recipe, lock: Lock) -> dict[str, Files]:
+    """The folders `model` and `tokenizer`."""
+    if lock.teacher_version is not None:
+        return files_of_version(lock.teacher_version, FIELD)
+    teacher = recipe.training.teacher
+    assert teacher is not None
+    if lock.teacher_hub is not None:
+        digests: dict[str, str] = {"teacher": lock.teacher_hub.commit}
+    else:
+        digests = {f"teacher/{name}": pin.sha256 for name, pin in lock.teacher_files.items()}
+    folders: dict[str, Path] = {}
+
+    def find(part: str, work: Work) -> Path:
+        if not folders:
+            if lock.teacher_hub is not None:
+                files: Mapping[str, Path] = download_model(teacher.path, lock.teacher_hub.commit)
+            else:
+                files = {name: Path(pin.path) for name, pin in lock.teacher_files.items()}
+            folders.update(_link(files, work.job / "teacher"))
+        return folders[part]
+
+    return {part: Files(partial(find, part), digests) for part in PARTS}
+
+
+def _link(files: Mapping[str, Path], place: Path) -> dict[str, Path]:
+    """Folders of links to the files of a model and of its tokenizer."""
+    shutil.rmtree(place, ignore_errors=True)
+    found = {part: place / part for part in PARTS}
+    for folder in found.values():
+        folder.mkdir(parents=True)
+    for name, file in files.items():
+        (found[str(part_of(name))] / name).symlink_to(file)
+    return found
+
+
+def require_labels(recipe: Recipe, lock: Lock, data: Any) -> None:
+    """Raises UserError if the teacher, of a registry or a folder, lacks labels of the rows. The program checks a model
+    of the Hub when its files are there.
+
+    `data` is the artifact of load_data. A plan passes another value if it is unknown: then nothing is checked.
+    """
+    if recipe.training.teacher is None or lock.teacher_hub is not None or not isinstance(data, Artifact):
+        return
+    labels = json.loads((data.path / "labels.json").read_text())
+    if not labels:
+        return
+    if lock.teacher_version is not None:
+        try:
+            config = fetch_config(lock.teacher_version, FIELD)
+        except (UserError, MlflowFailed):  # gone since a recorded run, whose outputs may be stored
+            return
+    else:
+        config = read_json(Path(lock.teacher_files["config.json"].path))
+    if message := find_missing(name_of_teacher(recipe, lock), labels_of_config(config), labels):
+        raise UserError.of("training", FIELD, message)

@@ -1,0 +1,131 @@
+"""Training with a teacher: every row with its own outputs, on any number of processes, to the same bytes after a
+kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.arrow import read_arrow, write_arrow
+from tests.task_types import make_world as world_of_task
+from tests.task_types import recipe_of, write_fit_job
+from tests.training import tiny
+from tests.training.forks import assert_resumes, assert_same_losses, curve, finish, weights
+from training.data import folds
+from training.jobs.protocol import Job
+
+TEACHER = {"teacher": {"source": "folder", "path": "big", "temperature": 2.0, "weight": 0.7}}
+STEPS = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "logging_steps": 1}
+
+
+def with_teacher(job_dir: Path, outputs: Path) -> Path:
+    """The job with the outputs of a teacher among its inputs."""
+    job = Job.read(job_dir)
+    job.model_copy(update={"inputs": {**job.inputs, "teacher": str(outputs)}}).write(job_dir)
+    return job_dir
+
+
+def write_outputs(folder: Path, sizes: list[int]) -> Path:
+    """Outputs that are drawn, of each row so many."""
+    draw = np.random.default_rng(5)
+    rows = [draw.normal(size=size).astype(np.float32) for size in sizes]
+    write_arrow(folder / "train.arrow", pa.table({"teacher": pa.array(rows, pa.list_(pa.float32()))}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = len(read_arrow(world / "tokens/train.arrow"))
+    return write_outputs(tmp_path_factory.mktemp("outputs"), [len(tiny.LABELS)] * rows)
+
+
+@pytest.fixture(scope="module")
+def quiet(world: Path) -> str:
+    """A base model without dropout, which each rank would draw for itself."""
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base, dirs_exist_ok=True)
+    config = json.loads((base / "model/config.json").read_text())
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | still))
+    return base.name
+
+
+def losses(job_dir: Path) -> list[float]:
+    return [point["train_loss"] for point in curve(job_dir).values() if "train_loss" in point]
+
+
+def test_a_killed_training_with_a_teacher_ends_with_the_same_bytes(world: Path, outputs: Path, tmp_path: Path) -> None:
+    jobs = [
+        with_teacher(
+            tiny.fit_job(world, tmp_path / name, **STEPS, **TEACHER, checkpoint_interval_s=0.05),
+            outputs,
+        )
+        for name in ("undisturbed", "killed")
+    ]
+    assert finish(jobs[0]).state == "finished"
+    assert_resumes(jobs[1], jobs[0], after=2)
+
+
+def test_processes_and_engines_and_divided_batches_have_the_same_losses(
+    world: Path, quiet: str, outputs: Path, tmp_path: Path
+) -> None:
+    def run(name: str, processes: int = 1, division: int = 1, **changes: Any) -> Path:
+        settings: dict[str, Any] = {**STEPS, **TEACHER, "base": quiet, **changes}
+        job_dir = tiny.fit_job(world, tmp_path / name, processes=processes, division=division, **settings)
+        assert finish(with_teacher(job_dir, outputs)).state == "finished"
+        return job_dir
+
+    one = run("one", gradient_accumulation_steps=6)
+    two = run("two", processes=2)
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
+    assert_same_losses(run("divided", gradient_accumulation_steps=6, division=2), one)
+    assert losses(run("loop", gradient_accumulation_steps=6, engine="accelerate")) == pytest.approx(
+        losses(one), abs=1e-5
+    )
+    without = tiny.fit_job(world, tmp_path / "without", base=quiet, **STEPS | {"gradient_accumulation_steps": 6})
+    assert finish(without).state == "finished"
+    assert losses(without) != pytest.approx(losses(one), abs=1e-2)
+    untaught = run("untaught", gradient_accumulation_steps=6, teacher={**TEACHER["teacher"], "weight": 0.0})
+    assert losses(untaught) == pytest.approx(losses(without), abs=1e-5)
+
+
+def test_the_rows_of_a_fold_keep_their_own_outputs(world: Path, outputs: Path, tmp_path: Path) -> None:
+    tokens, teacher = read_arrow(world / "tokens/train.arrow"), read_arrow(outputs / "train.arrow")
+    of_row = np.random.default_rng(0).integers(1, 4, len(tokens))
+    (tmp_path / "folds").mkdir()
+    folds.write(of_row.astype(np.int32), tmp_path / "folds/folds.arrow")
+    rest = pa.array(of_row != 2)
+    write_arrow(world / "rest/train.arrow", tokens.filter(rest))
+    shutil.copy(world / "tokens/validation.arrow", world / "rest")
+    write_arrow(tmp_path / "rest/train.arrow", teacher.filter(rest))
+
+    steps = {**STEPS, "num_train_epochs": 1}
+    alone = with_teacher(tiny.fit_job(world, tmp_path / "alone", tokens="rest", **steps, **TEACHER), tmp_path / "rest")
+    fold = with_teacher(tiny.fit_job(world, tmp_path / "fold", settings={"fold": 2}, **steps, **TEACHER), outputs)
+    job = Job.read(fold)
+    job.model_copy(update={"inputs": {**job.inputs, "folds": str(tmp_path / "folds")}}).write(fold)
+    assert finish(alone).state == finish(fold).state == "finished"
+    assert weights(fold) == weights(alone)
+
+
+@pytest.mark.parametrize("task", ["multi-label-classification", "regression", "token-classification"])
+def test_every_task_type_with_a_teacher_learns_from_it(task: str, tmp_path: Path) -> None:
+    world = world_of_task(task, tmp_path / "world")
+    labels = json.loads((world / "data/labels.json").read_text())
+    rows = read_arrow(world / "data/train.arrow")
+    words = [len(text) for text in rows["text"].to_pylist()] if task == "token-classification" else [1] * len(rows)
+    given = write_outputs(tmp_path / "outputs", [count * max(1, len(labels)) for count in words])
+    found = []
+    for name, more in (("with", TEACHER), ("without", {})):
+        values = recipe_of(task, world / "rows", num_train_epochs=1, logging_steps=1, **more)
+        values |= {"compute": {"num_processes": 1, "mixed_precision": "no"}}
+        job_dir = write_fit_job(values, world, tmp_path / name)
+        assert finish(with_teacher(job_dir, given) if more else job_dir).state == "finished"
+        found.append(losses(job_dir))
+    assert len(found[0]) == len(found[1]) and found[0] != pytest.approx(found[1], abs=1e-3)

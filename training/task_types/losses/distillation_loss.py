@@ -1,0 +1,123 @@
+"""The loss of a model that learns from the stored outputs of a teacher (Hinton et al., arXiv:1503.02531), and the form
+in which a batch has them.
+
+The labels of a batch with a teacher, float64, are the task type's labels, followed by the teacher's outputs in the last
+dimension: (B, K + C), of words (B, T, 1 + C). A row or word without a label has nan in place of the labels, one without
+the teacher's outputs nan in place of them. Batches of evaluations have the task type's labels alone: their loss is the
+ordinary one.
+
+B rows of a batch, T tokens, C outputs of the model, K labels of a row (1, or for several labels the most of a row), W
+targets: rows, or words with a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.nn import functional
+
+from training.batching.batches import IGNORED, TokenRows
+from training.task_types.losses import TEACHER
+
+if TYPE_CHECKING:
+    from training.task_types.task_type import Loss
+
+Outputs = Literal["classes", "labels", "numbers"]
+"""classes: logits of classes that exclude each other. labels: logits of labels, each with its own probability. numbers:
+predictions."""
+
+
+class AddTeacher:
+    """The batches of a collator, whose labels get the teacher's outputs of their rows. Rows without the column stay as
+    they are."""
+
+    def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self._collate(rows)
+        if TEACHER in rows[0]:
+            batch["labels"] = add_outputs(batch["labels"], rows)
+        return batch
+
+
+def add_outputs(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """The labels (B,), (B, K) or of words (B, T), with the outputs of the teacher, float64."""
+    if "first" not in rows[0]:
+        outputs = torch.from_numpy(np.stack([row[TEACHER] for row in rows])).double()
+        return torch.cat([labels.double().view(len(rows), -1), outputs], dim=1)
+    of_words = [row[TEACHER].reshape(len(row["first"]), -1)[row["first"] >= 0] for row in rows if len(row["first"])]
+    words = [outputs for outputs in of_words if len(outputs)]
+    if not words:
+        return labels
+    packed = torch.zeros((*labels.shape, 1 + words[0].shape[1]), dtype=torch.float64)
+    packed[..., 0] = labels
+    packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).double()  # in the order of the words
+    return packed
+
+
+def with_outputs(rows: TokenRows, file: Path) -> TokenRows:
+    """The token rows with the column `teacher` of a file, which has a line for each row of the data."""
+    outputs = pa.ipc.open_file(pa.memory_map(str(file))).read_all()[TEACHER]
+    if "row" in rows.table.column_names:
+        outputs = outputs.take(rows.table["row"])
+    return TokenRows(rows.table.append_column(TEACHER, outputs))
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """The mean loss of a batch, (), of logits and labels as above:
+
+        (1 - weight) · ordinary + weight · temperature² · teacher's part
+
+    The teacher's part of a row is the cross entropy of the teacher's and the model's probabilities at the temperature:
+    of classes one number, of labels the mean of their binary cross entropies. Of numbers it is the squared difference,
+    without temperature. A row without a label has the teacher's part alone, one without the teacher's outputs the
+    ordinary loss alone. Labels without the teacher's outputs have the ordinary loss.
+    """
+
+    ordinary: Loss
+    """The mean of the rows that it gets."""
+    outputs: Outputs
+    temperature: float
+    weight: float
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        size = logits.shape[-1]
+        if labels.dtype != torch.float64 or labels.shape[-1] <= size or labels.dim() != logits.dim():
+            return self.ordinary(logits, labels)
+        if labels.dim() == 3:
+            is_target = labels[..., 0] != IGNORED
+            logits, labels = logits[is_target], labels[is_target]
+        logits, own, outputs = logits.float(), labels[:, :-size], labels[:, -size:].float()
+        has_label, has_teacher = ~own[:, 0].isnan(), ~outputs[:, 0].isnan()
+        total = logits.sum() * 0.0
+        for rows, share in ((has_label & has_teacher, 1.0 - self.weight), (has_label & ~has_teacher, 1.0)):
+            if share and (count := int(rows.sum())):
+                total = total + share * count * self.ordinary(logits[rows], self._as_labels(own[rows]))
+        if self.weight and has_teacher.any():
+            total = total + self.weight * self._of_teacher(logits[has_teacher], outputs[has_teacher]).sum()
+        return total / max(1, len(logits))
+
+    def _as_labels(self, own: torch.Tensor) -> torch.Tensor:
+        """The labels as the task type's collator makes them."""
+        if self.outputs == "labels":
+            return own.long()
+        return own[:, 0].float() if self.outputs == "numbers" else own[:, 0].long()
+
+    def _of_teacher(self, logits: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        """(W,) the teacher's part of the loss."""
+        if self.outputs == "numbers":
+            return (logits - outputs).square().mean(dim=1)
+        logits, outputs = logits / self.temperature, outputs / self.temperature
+        if self.outputs == "classes":
+            soft = functional.cross_entropy(logits, outputs.softmax(dim=1), reduction="none")
+        else:
+            soft = functional.binary_cross_entropy_with_logits(logits, outputs.sigmoid(), reduction="none").mean(dim=1)
+        return soft * self.temperature**2
