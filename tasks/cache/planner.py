@@ -198,7 +198,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
         elif sort == "library":
             phrases[2].append(f"{rest} {_shorten(old)} → {_shorten(new)}")
         elif sort == "upstream":
-            phrases[0].append(f"{rest} gave something else")
+            phrases[0].append(f"{names[name]} changed" if name in names else f"{rest} gave something else")
         elif sort in ("metrics", "table") and rest:
             # An added or removed metric is reported as a change of its field.
             if old is not None and new is not None:

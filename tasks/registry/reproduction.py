@@ -117,14 +117,16 @@ def _replace_values(fields: Any, values: Any) -> Any:
 
 
 def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
-    """The recorded rows and base model, by stage, if the files that they were made of are missing here, and negatives
-    that a registered version has found: from this home or the shared store. Empty if nothing is missing, or not all of
-    it is stored."""
+    """The recorded rows, base model and outputs of a teacher, by stage, if the files that they were made of are missing
+    here, and negatives and outputs that are of a registered version: from this home or the shared store. Empty if
+    nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
+    files["teacher_outputs"] = [*recorded.teacher_files.values()]
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
-    if recorded.negatives_version is not None:  # the present registry may lack the version
-        missing.append("mine_negatives")
+    versions = {"mine_negatives": recorded.negatives_version, "teacher_outputs": recorded.teacher_version}
+    # The present registry may lack the version.
+    missing += [stage for stage, version in versions.items() if version is not None]
     keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
     found: dict[str, Artifact] = {}
     for stage in missing:
@@ -165,9 +167,11 @@ def use_stored_inputs(
 def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
     """Raises UserError for every recorded file that is missing in the lock or has other content."""
     recorded = Lock.model_validate(record["lock"])
-    here = {file.path: file.sha256 for file in (*lock.all_data_files, *lock.model_files.values())}
+    models = (*lock.model_files.values(), *lock.teacher_files.values())
+    here = {file.path: file.sha256 for file in (*lock.all_data_files, *models)}
     problems = []
-    for kind, files in (("data", recorded.all_data_files), ("model", recorded.model_files.values())):
+    recorded_models = (*recorded.model_files.values(), *recorded.teacher_files.values())
+    for kind, files in (("data", recorded.all_data_files), ("model", recorded_models)):
         for file in files:
             digest = here.get(file.path)
             if digest == file.sha256:

@@ -56,7 +56,10 @@ def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
         outside=figures_code(recipe.task),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "numpy", "pyarrow", *task_type.libraries),
-        field_names={"max_length": "tokens.max_length"},
+        field_names={
+            "max_length": "tokens.max_length",
+            **dict.fromkeys(("upstream.champion", "upstream.teacher"), f"the teacher {_named(recipe)}"),
+        },
         launch=partial(build_predict_launch, PROGRAM, lock),
         batches=lambda folder: BatchDivision(
             ROWS_AT_ONCE,
@@ -68,6 +71,12 @@ def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
         ),
         blocks_without=tuple(f"upstream.{data.stage}/{name}" for name in ("labels.json", "train.arrow")),
     )
+
+
+def _named(recipe: Recipe) -> str:
+    teacher = recipe.training.teacher
+    assert teacher is not None
+    return f"{teacher.path} at {teacher.revision or 'main'}" if teacher.source == "hub" else teacher.path
 
 
 def name_of_teacher(recipe: Recipe, lock: Lock) -> str:
