@@ -37,8 +37,8 @@ from tasks.stages.score import (
     score,
     score_folds,
 )
-from tasks.stages.teacher_outputs import require_labels, teacher_outputs
-from tasks.stages.tokenize import tokenize
+from tasks.stages.teacher_outputs import load_unlabelled, require_labels, teacher_outputs
+from tasks.stages.tokenize import tokenize, tokenize_unlabelled
 from training.recipe import Recipe
 
 
@@ -72,6 +72,8 @@ class TrainingInputs:
     tokens: Artifact
     teacher: Artifact | None
     """The teacher's outputs for the training rows; None if the recipe has no teacher."""
+    unlabelled: Artifact | None
+    """The tokens of rows without labels; None if the recipe has none."""
     held: Artifact | None
     """The rows that the model must have right."""
     folds: FoldsArtifact | None
@@ -109,14 +111,19 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     tokens = build(tokenize, recipe, data, model, mined)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
-    teacher = build(teacher_outputs, recipe, lock, data) if recipe.training.teacher is not None else None
-    return TrainingInputs(lock, data, model, with_reference, teacher, held, folds)
+    unlabelled, teacher, more_tokens = None, None, None
+    if recipe.data.unlabelled is not None:
+        unlabelled = build(load_unlabelled, recipe, lock, data)
+        more_tokens = build(tokenize_unlabelled, recipe, unlabelled, model)
+    if recipe.training.teacher is not None:
+        teacher = build(teacher_outputs, recipe, lock, data, unlabelled)
+    return TrainingInputs(lock, data, model, with_reference, teacher, more_tokens, held, folds)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
     """Builds the stages up to the metrics of the trained model: those of a trial."""
     ready = prepare(build, recipe, lock)
-    trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens, ready.teacher)
+    trained = build(fit, recipe, ready.lock, ready.data, ready.model, ready.tokens, ready.teacher, ready.unlabelled)
     base = ready.model if answers_prompts(recipe) else None
     data = ready.data if answers_turns(recipe) else None
     predictions = build(predict, recipe, ready.lock, ready.tokens, trained, base, data)
@@ -127,9 +134,10 @@ def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) ->
 def predict_out_of_fold(build: Builder, recipe: Recipe, ready: TrainingInputs) -> Artifact:
     """Builds a training for each fold, without the fold's rows, and the predictions of all training rows by them."""
     lock, data, model, tokens, folds = ready.lock, ready.data, ready.model, ready.tokens, ready.folds
+    taught = (ready.teacher, ready.unlabelled)
 
     def predict_rows(fold: int) -> Artifact:
-        trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, ready.teacher, folds, fold)
+        trained = build(fit_fold.numbered(fold), recipe, lock, data, model, tokens, *taught, folds, fold)
         return build(predict_fold.numbered(fold), recipe, lock, tokens, trained, folds, fold)
 
     numbers, at_once = range(1, (recipe.evaluation.folds or 0) + 1), recipe.evaluation.parallel_folds

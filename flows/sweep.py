@@ -44,6 +44,7 @@ from tasks.stages.compare import compare, find_champion
 from tasks.stages.compare_seeds import compare_seeds, describe_gain
 from tasks.stages.fit import engine_for
 from tasks.stages.predict import predict_champion
+from tasks.stages.resolve import pin_teachers
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
@@ -56,8 +57,8 @@ from training.recipe import Recipe, Sweep, parse, parse_sweep
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LOOK_S = 1.0
 """Between two looks at trials that run at once."""
-RESOLVED = ("model", "compute")
-"""Sections of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+RESOLVED = ("model", "compute", "training.teacher")
+"""Parts of the recipe that `resolve` reads: a trial that changes them resolves them again."""
 LEAST_SEEDS = 3
 """Seeds that have completed with all variants, for an interval."""
 MOST_COMPARED = 5
@@ -151,7 +152,8 @@ def _search(
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
     fork_client.start()  # threads of several trials would each start one
-    key = study_key(recipe, sweep, ready.lock, ready.data, ready.model)
+    teachers = pin_teachers(recipe, sweep.variants.values())
+    key = study_key(recipe, sweep, ready.lock, ready.data, ready.model, teachers)
     with only_sweep(key), _table_artifact() as show:
         study = Study(key, recipe, sweep)
         tracker.set_tags({STUDY_TAG: study.name})
@@ -430,7 +432,7 @@ class Search:
     @property
     def _lock(self) -> Lock | None:
         """What all trials have resolved; None if their settings change it."""
-        changes = any(name.partition(".")[0] in RESOLVED for name in self.sweep.fields)
+        changes = any(f"{name}.".startswith(f"{part}.") for name in self.sweep.fields for part in RESOLVED)
         return None if changes else self.ready.lock
 
     @property

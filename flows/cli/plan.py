@@ -30,6 +30,7 @@ from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import count_rows, expect_comparison, find_obstacles, groups_of
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
+from tasks.stages.resolve import pin_teachers
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.connection import find_registry_problems
@@ -211,7 +212,8 @@ def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[
 def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]:
     if not (isinstance(planned.data, Artifact) and isinstance(planned.model, Artifact)):
         return []
-    key = study_key(recipe, sweep, planned.lock, planned.data, planned.model)
+    teachers = pin_teachers(recipe, sweep.variants.values())
+    key = study_key(recipe, sweep, planned.lock, planned.data, planned.model, teachers)
     if not (home() / "sweeps" / key).is_dir():
         return []
     try:

@@ -162,6 +162,8 @@ class Lock(BaseModel):
     """The champion that training starts from in place of the base model; None if it starts from the base model."""
     negatives_version: VersionOfTask | None = None
     """The registered version that finds negatives, for `data.negatives.source: registry`."""
+    unlabelled: list[PinnedFile] = Field(default_factory=list)
+    """The files of data.unlabelled."""
     teacher_version: VersionOfTask | None = None
     """The registered version that is the teacher, for `training.teacher.source: registry`."""
     teacher_hub: PinnedCommit | None = None
@@ -181,6 +183,16 @@ class Lock(BaseModel):
     def start(self) -> Champion | None:
         """The registered version that training starts from; None if it starts from another model."""
         return self.started_from or self.model_version
+
+    @property
+    def teacher(self) -> dict[str, str]:
+        """The content of the teacher: the digest of a version's model, a commit, or those of files; empty without
+        one."""
+        if self.teacher_version is not None:
+            return {"champion": self.teacher_version.model}
+        if self.teacher_hub is not None:
+            return {"teacher": self.teacher_hub.commit}
+        return {f"teacher/{name}": pin.sha256 for name, pin in self.teacher_files.items()}
 
     @property
     def start_field(self) -> str:

@@ -56,7 +56,7 @@ PARTS = ("model", "tokenizer")
 _SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
 # Fields of a recipe's data that do not change the rows.
-_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections", "negatives"}
+_NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections", "negatives", "unlabelled"}
 
 
 class CurrentChampion(NamedTuple):
@@ -177,6 +177,8 @@ def digest_rows(recipe: Recipe, lock: Lock) -> str:
         more["corrections"] = lock.corrections.sha256
     if recipe.data.negatives:
         more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"})
+    if lock.unlabelled:
+        more["unlabelled"] = [pin.sha256 for pin in lock.unlabelled]
     if lock.negatives_version:
         more["negatives_model"] = lock.negatives_version.model
     return digest_of({"source": source, **more}) if more else source

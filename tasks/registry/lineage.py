@@ -212,6 +212,8 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["model"]["path"] = _absolute(recipe.model.path)
     if lock.teacher_files and recipe.training.teacher is not None:
         values["training"]["teacher"]["path"] = _absolute(recipe.training.teacher.path)
+    if recipe.data.unlabelled is not None and not is_url(recipe.data.unlabelled):
+        values["data"]["unlabelled"] = _absolute(recipe.data.unlabelled)
     if lock.corrections is not None:
         values["data"]["corrections"] = lock.corrections.path
     if recipe.model.chat_template:

@@ -122,7 +122,7 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
     nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
-    files["teacher_outputs"] = [*recorded.teacher_files.values()]
+    files |= {"load_unlabelled": recorded.unlabelled, "teacher_outputs": [*recorded.teacher_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
     versions = {"mine_negatives": recorded.negatives_version, "teacher_outputs": recorded.teacher_version}
     # The present registry may lack the version.
@@ -168,10 +168,10 @@ def require_recorded_files(record: Mapping[str, Any], lock: Lock) -> None:
     """Raises UserError for every recorded file that is missing in the lock or has other content."""
     recorded = Lock.model_validate(record["lock"])
     models = (*lock.model_files.values(), *lock.teacher_files.values())
-    here = {file.path: file.sha256 for file in (*lock.all_data_files, *models)}
+    here = {file.path: file.sha256 for file in (*lock.all_data_files, *lock.unlabelled, *models)}
     problems = []
     recorded_models = (*recorded.model_files.values(), *recorded.teacher_files.values())
-    for kind, files in (("data", recorded.all_data_files), ("model", recorded_models)):
+    for kind, files in (("data", [*recorded.all_data_files, *recorded.unlabelled]), ("model", recorded_models)):
         for file in files:
             digest = here.get(file.path)
             if digest == file.sha256:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.data.folds import FoldsResult, OutOfFoldResult
     from training.data.hard_negatives import MineResult
     from training.data.load_rows import LoadDataResult
+    from training.data.unlabelled import UnlabelledResult
     from training.engine.fit_settings import FitResult
     from training.evaluation.scores import Comparison, HeldRows, SplitScores
     from training.jobs.protocol import Points
@@ -70,6 +71,11 @@ def _summarize_rate(result: PredictResult) -> str:
 def _summarize_blocks(result: BlocksResult) -> str:
     known = f", {result.rows - result.computed:,} of them known" if result.computed < result.rows else ""
     return f"{_summarize_rate(result)}{known}"
+
+
+def _summarize_unlabelled(result: UnlabelledResult) -> str:
+    left_out = result.evaluated + result.near + result.repeated + result.unusable
+    return f"{result.rows:,} rows" + (f", {left_out:,} left out" if left_out else "")
 
 
 def _summarize_observed(result: ObserveResult) -> str:
@@ -130,6 +136,8 @@ STAGES = {
     "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),
+    "load_unlabelled": StageEntry(_summarize_unlabelled, is_optional=True),
+    "tokenize_unlabelled": StageEntry(_summarize_tokens, is_optional=True),
     "teacher_outputs": StageEntry(_summarize_blocks, is_optional=True),
     "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),

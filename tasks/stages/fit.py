@@ -46,13 +46,20 @@ FitArtifact = Artifact[FitResult]
 
 @stage(FitResult)
 def fit(
-    recipe: Recipe, lock: Lock, data: Artifact, model: Artifact, tokens: Artifact, teacher: Artifact | None = None
+    recipe: Recipe,
+    lock: Lock,
+    data: Artifact,
+    model: Artifact,
+    tokens: Artifact,
+    teacher: Artifact | None = None,
+    unlabelled: Artifact | None = None,
 ) -> StageJob:
     """Trains under `accelerate launch`; a job that was killed resumes from its newest good checkpoint. `teacher` has
-    the outputs of the recipe's teacher for the training rows.
+    the outputs of the recipe's teacher, for the training rows and for those without labels, whose tokens are in
+    `unlabelled`.
 
-    The tokens of train and validation, the base model, the labels, the outputs of a teacher, the training settings, the
-    user's code and the values of `auto`.
+    The tokens of train and validation, the base model, the labels, the outputs of a teacher, the tokens of rows without
+    labels, the training settings, the user's code and the values of `auto`.
     """
     strategy, optimizer = STRATEGIES[recipe.compute.strategy], OPTIMIZERS[recipe.training.optim]
     task_type, deciding = task_types.load(**recipe.task_and_options), _deciding_metrics(recipe)
@@ -76,7 +83,8 @@ def fit(
             "model": folder_of(model, "model"),
             "tokenizer": folder_of(model, "tokenizer"),
             "tokens": files_of(tokens, ["train.arrow", "validation.arrow"]),
-            **({"teacher": files_of(teacher, ["train.arrow"])} if teacher else {}),
+            **({"teacher": files_of(teacher, ["train.arrow", "unlabelled.arrow"])} if teacher else {}),
+            **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
             **_start_checkpoint(recipe),
         },
         tables={"table": entries(name for name in deciding if not name.startswith("hub:"))},
@@ -112,6 +120,7 @@ def fit_fold(
     model: Artifact,
     tokens: Artifact,
     teacher: Artifact | None,
+    unlabelled: Artifact | None,
     folds: Artifact,
     fold: int,
 ) -> StageJob:
@@ -119,7 +128,7 @@ def fit_fold(
 
     What the key of `fit` contains, the folds of the rows, and the number of the fold.
     """
-    job = job_of(fit, recipe, lock, data, model, tokens, teacher)
+    job = job_of(fit, recipe, lock, data, model, tokens, teacher, unlabelled)
     # The Hub gets the checkpoints of the model alone.
     unpublished = recipe.model_copy(update={"release": recipe.release.model_copy(update={"hub": None})})
     return replace(

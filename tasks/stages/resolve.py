@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from training.models.repository_files import CHAT_TEMPLATE, POOLING, part_of, re
 from training.models.repository_files import name_of as name_of_file
 from training.models.weights import read_shapes
 from training.problems import Problem, UserError, on_one_line
-from training.recipe import Compute, Data, Recipe
+from training.recipe import Compute, Data, Recipe, parse
 from training.recipe.fields import Lora, packages_of
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
@@ -120,7 +120,7 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
     """Fields of the lock; adds to `problems`. The base model is not looked up if training starts from the champion."""
     found = dict[str, Any](notes=[], unreachable=[])
     try:
-        found |= _pin_data(recipe, found, progress) | _pin_negatives(recipe, found)
+        found |= _pin_data(recipe, found, progress) | _pin_negatives(recipe, found) | _pin_unlabelled(recipe)
         problems += _find_absent_splits(recipe, found)
         found["rows"] = digest_rows(recipe, Lock(**found))
         if recipe.model.start_from == "champion":
@@ -166,6 +166,13 @@ def _pin_rows(path: str, where: str, rules: ReadingRules) -> list[PinnedFile]:
             problem.model_copy(update={"where": where}) if problem.where == "input[0]" else problem
             for problem in error.problems
         ) from error
+
+
+def _pin_unlabelled(recipe: Recipe) -> dict[str, Any]:
+    """The files of data.unlabelled with their digests, if the recipe has it. Raises UserError."""
+    if (path := recipe.data.unlabelled) is None:
+        return {}
+    return {"unlabelled": _pin_rows(path, "data.unlabelled", ReadingRules.of(recipe.data))}
 
 
 def _pin_corrections(path: str) -> PinnedFile:
@@ -264,6 +271,12 @@ def pin_tokenizer(recipe: Recipe) -> Lock:
     if recipe.model.source == "folder":
         _require_whole(_model_folder(recipe))
     return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
+
+
+def pin_teachers(recipe: Recipe, variants: Iterable[Mapping[str, Any]]) -> list[Lock]:
+    """The locks of the teachers alone, of a recipe with the fields of each variant of a sweep. Raises UserError."""
+    written = recipe.model_dump(exclude_unset=True)
+    return [_pin_alone(lambda one, found, _: _pin_teacher(one, found), parse(written, fields)) for fields in variants]
 
 
 def _pin_alone(

@@ -1,4 +1,4 @@
-"""Stage: the outputs of a teacher for the training rows."""
+"""Stages: rows without labels, and the outputs of a teacher for them and for the training rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.results import Artifact, Lock
+from tasks.cache.input_files import unchanged
+from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
@@ -19,19 +20,94 @@ from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
+from training.data.prediction_rows import format_of
+from training.data.unlabelled import FIELD as UNLABELLED
+from training.data.unlabelled import UnlabelledResult
+from training.data.unlabelled import load_unlabelled as read_unlabelled
+from training.jobs.protocol import NotInKey, Settings
 from training.models.repository_files import labels_of_config, part_of, read_json
 from training.problems import UserError
 from training.programs.predict import BlocksResult
 from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherSettings, find_missing
 from training.recipe import Recipe
+from training.recipe.reading_rules import TEXT_LINES, ReadingRules
+from training.recipe.rules.column_rules import code_for_rows, source_columns
+from training.recipe.tables.formats import SOURCES
+from training.recipe.task_specification import specification
 
 PROGRAM = "training.programs.teacher_outputs"
 
 
+class LoadUnlabelledSettings(Settings):
+    """The settings of reading rows without labels."""
+
+    reading: dict[str, Any]
+    """training.recipe.reading_rules.ReadingRules"""
+    columns: dict[str, str]
+    """The rows' names of the model's inputs, by role."""
+    task: str
+    options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
+    compares_nearly: bool
+    files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
+
+
+@stage(UnlabelledResult, where="there are rows without labels")
+def load_unlabelled(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
+    """Reads the rows of data.unlabelled, without those that are equal to rows of any split or to each other, or nearly
+    equal to rows of validation or test.
+
+    The settings of reading, the rows of all splits, and the content of the files.
+    """
+    rules, (code, named, options) = ReadingRules.of(recipe.data), code_for_rows(recipe)
+    formats = {format_of(pin.path, rules) for pin in lock.unlabelled} - {TEXT_LINES}
+    sources = [SOURCES[name] for name in sorted(formats)]
+    return StageJob(
+        _load_unlabelled,
+        LoadUnlabelledSettings(
+            **recipe.task_and_options,
+            reading=rules.model_dump(mode="json"),
+            columns={column.name: column.source_name for column in source_columns(recipe).inputs},
+            compares_nearly=recipe.data.checks.get("near_duplicates", "ignore") != "ignore",
+            files=lock.unlabelled,
+        ),
+        reads={"data": files_of(data, [f"{split}.arrow" for split in ("train", "validation", "test")])},
+        content={"files": [pin.sha256 for pin in lock.unlabelled]},
+        tables={"rows": {"options": options}},
+        code=["training.data.unlabelled", *(one.reader.partition(":")[0] for one in sources), *code],
+        outside=[*figures_code(recipe.task), "training.programs"],
+        users_code=named,
+        libraries=tuple(dict.fromkeys(("pyarrow", *(name for one in sources for name in one.libraries)))),
+        field_names={"files": ", ".join(pin.path for pin in lock.unlabelled)},
+    )
+
+
+def _load_unlabelled(work: Work, settings: LoadUnlabelledSettings, inputs: Mapping[str, Path]) -> UnlabelledResult:
+    with unchanged(settings.files):
+        result = read_unlabelled(
+            specification(settings.task, settings.options),
+            settings.columns,
+            ReadingRules.model_validate(settings.reading),
+            [pin.path for pin in settings.files],
+            inputs["data"],
+            work.out,
+            compares_nearly=settings.compares_nearly,
+        )
+    left_out = {
+        "equal to rows of validation or test": result.evaluated,
+        "nearly equal to them": result.near,
+        "there already": result.repeated,
+        "not usable": result.unusable,
+    }
+    if found := [f"{count:,} {reason}" for reason, count in left_out.items() if count]:
+        message = f"{UNLABELLED}: rows are left out: {', '.join(found)}; {result.rows:,} are trained on."
+        work.on_events([{"kind": "warning", "message": message}])
+    return result
+
+
 @stage(BlocksResult)
-def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
-    """Computes the outputs of the recipe's teacher for the training rows, by its own tokenizer, so that training holds
-    one model alone. Validation and test need none: their loss is the ordinary one.
+def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact, unlabelled: Artifact | None = None) -> StageJob:
+    """Computes the outputs of the recipe's teacher for the training rows, and for rows without labels, by its own
+    tokenizer, so that training holds one model alone. Validation and test need none: their loss is the ordinary one.
 
     The teacher's files, task type and options, the training rows and their labels, the length, and the number format of
     prediction. Nothing of the model that learns, so all of them share the result, and those of other rows its equal
@@ -51,7 +127,11 @@ def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
             batch_size=ROWS_AT_ONCE,
             mixed_precision=lock.mixed_precision,
         ),
-        reads={**_files_of_teacher(recipe, lock), "data": files_of(data, ["labels.json", "train.arrow"])},
+        reads={
+            **_files_of_teacher(recipe, lock),
+            "data": files_of(data, ["labels.json", "train.arrow"]),
+            **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
+        },
         code=task_types.code_modules(recipe.task),
         outside=figures_code(recipe.task),
         users_code=task_types.user_code(recipe.task),
@@ -69,7 +149,10 @@ def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
             mixed_precision=lock.mixed_precision,
             num_processes=lock.num_processes,
         ),
-        blocks_without=tuple(f"upstream.{data.stage}/{name}" for name in ("labels.json", "train.arrow")),
+        blocks_without=(
+            *(f"upstream.{data.stage}/{name}" for name in ("labels.json", "train.arrow")),
+            *([f"upstream.{unlabelled.stage}/train.arrow"] if unlabelled else []),
+        ),
     )
 
 
@@ -94,10 +177,6 @@ def _files_of_teacher(recipe: Recipe, lock: Lock) -> dict[str, Files]:
         return files_of_version(lock.teacher_version, FIELD)
     teacher = recipe.training.teacher
     assert teacher is not None
-    if lock.teacher_hub is not None:
-        digests: dict[str, str] = {"teacher": lock.teacher_hub.commit}
-    else:
-        digests = {f"teacher/{name}": pin.sha256 for name, pin in lock.teacher_files.items()}
     folders: dict[str, Path] = {}
 
     def find(part: str, work: Work) -> Path:
@@ -109,7 +188,7 @@ def _files_of_teacher(recipe: Recipe, lock: Lock) -> dict[str, Files]:
             folders.update(_link(files, work.job / "teacher"))
         return folders[part]
 
-    return {part: Files(partial(find, part), digests) for part in PARTS}
+    return {part: Files(partial(find, part), lock.teacher) for part in PARTS}
 
 
 def _link(files: Mapping[str, Path], place: Path) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.commands import Launch, python_argv
-from tasks.jobs.job import Files, StageJob, files_of, folder_of, joined, stage
+from tasks.jobs.job import Files, StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
 from training.models.repository_files import read_json, uses_tokenizer_json
@@ -82,6 +82,15 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult], mined
             most_generated=getattr(task_type.options, "max_new_tokens", None),
         ),
     )
+
+
+@stage(TokenizeResult, where="there are rows without labels", may_repeat=True)
+def tokenize_unlabelled(recipe: Recipe, unlabelled: Artifact, model: Artifact[ModelResult]) -> StageJob:
+    """Streams the rows without labels through the tokenizer, as `tokenize` does.
+
+    What the key of `tokenize` contains, with these rows.
+    """
+    return job_of(tokenize, recipe, unlabelled, model)
 
 
 def _tokenize(work: Work, settings: TokenizeSettings, inputs: Mapping[str, Path]) -> TokenizeResult:

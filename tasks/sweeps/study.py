@@ -57,8 +57,11 @@ _OF_RELEASE: Any = {"release": True, "data": True, "evaluation": {"folds", "para
 """Of the recipe, what trials do not read; the key has the rows themselves."""
 
 
-def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact) -> str:
-    """The study's name: a digest of everything that a trial's figures depend on beside its settings."""
+def study_key(
+    recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact, of_variants: Sequence[Lock] = ()
+) -> str:
+    """The study's name: a digest of everything that a trial's figures depend on beside its settings. `of_variants` are
+    the locks of the teachers that variants name."""
     code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
     absent = () if sweep.variants else ("variants", "seeds")
     return digest_of(
@@ -67,6 +70,7 @@ def study_key(recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: A
             "recipe": recipe.model_dump(mode="json", exclude=_OF_RELEASE),
             "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
             "upstream": {"load_data": data.digest, "load_model": model.digest},
+            "teachers": [one.teacher for one in (lock, *of_variants)],
             "code": code.digests,
             "libraries": library_versions(["torch", "transformers", "accelerate", "optuna", *code.distributions]),
         }

@@ -128,6 +128,7 @@ MINED = {
 }
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
+UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
 TAUGHT_BY_HUB: dict[str, Any] = {"training.teacher": {"source": "hub", "path": "me/small"}}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
@@ -186,6 +187,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.negatives.min_score": Change(0.1, "mine_negatives", MINED),
     "data.negatives.absolute_margin": Change(0.1, "mine_negatives", MINED),
     "data.negatives.relative_margin": Change(0.1, "mine_negatives", MINED),
+    "data.unlabelled": Change("others/test.csv", "load_unlabelled", UNLABELLED),
     "data.weight_by": Change("characters", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.stopping_strategy": Change("all_exhausted", "load_data", {"data": {**MIXTURE, "mix": WEIGHTED}}),
     "data.mix_seed": Change(1, "load_data", {"data": MIXTURE}),
@@ -243,6 +245,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.teacher.revision": Change("v2", "teacher_outputs", TAUGHT_BY_HUB),
     "training.teacher.temperature": Change(4.0, "fit", TAUGHT),
     "training.teacher.weight": Change(0.9, "fit", TAUGHT),
+    "training.teacher.unlabelled_min_confidence": Change(0.9, "fit", UNLABELLED),
     "training.engine": Change("accelerate", "fit"),
     "training.collator": Change("mine:rows", "fit"),
     "training.callbacks": Change(["mine:TaskType"], "fit"),
@@ -612,6 +615,22 @@ def test_a_teacher_reads_the_training_rows_and_nothing_of_the_model_that_learns(
     assert found & {"tokenize", "teacher_outputs", "fit"} == set(OF_TEACHER[edited].split())
 
 
+OF_UNLABELLED = {
+    "load_data/validation.arrow": "tokenize load_unlabelled",
+    "load_unlabelled/train.arrow": "tokenize_unlabelled teacher_outputs",
+    "tokenize_unlabelled/train.arrow": "fit",
+    "teacher_outputs/unlabelled.arrow": "fit",
+}
+
+
+@pytest.mark.parametrize("edited", OF_UNLABELLED)
+def test_rows_without_labels_are_trained_on_and_nothing_else(edited: str) -> None:
+    values = spelt(base(), UNLABELLED)
+    found = changed(keys(values), keys(values, edited)) - {"predict", "score"}
+    assert found & {*keys(values)} >= {*OF_UNLABELLED[edited].split()}
+    assert "gate" not in found and "load_data" not in found
+
+
 def test_all_students_and_the_trainings_of_folds_share_the_outputs_of_a_teacher() -> None:
     values = spelt(base(), {**TAUGHT, **FOLDED})
     changes: list[dict[str, Any]] = [
@@ -801,7 +820,8 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     optional = {**PUBLISHED, **EXPORTED, **MUST_HOLD, **CALIBRATED, **FOLDED}
     values = spelt(base(), {**optional, "release.gate.control": "all"})
     built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
-    others = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED, "teacher_outputs": TAUGHT}
+    others: dict[str, Any] = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED}
+    others |= dict.fromkeys(("load_unlabelled", "tokenize_unlabelled", "teacher_outputs"), UNLABELLED)
     assert built == [stage for stage in STAGES if stage not in others]
     for name, given in others.items():
         other = ["resolve", *keys(spelt(base(), given))]
@@ -866,7 +886,7 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
             CALIBRATED if kind.prediction_type in (ONE_LABEL, MANY_LABELS) else {}
         )
         optional |= FOLDED if task == "sequence-classification" else {}
-        optional |= TAUGHT if kind.teacher_outputs else {}
+        optional |= UNLABELLED if kind.teacher_outputs else {}
         pipeline(walk, parse(spelt(values, optional)))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from training.data.duplicates import DuplicateTexts, NamedRow
 from training.data.row_problems import shorten
@@ -88,6 +91,25 @@ def find_near_duplicates(rows: DuplicateTexts, earlier: str, later: str) -> Near
     places = rows.place(later, first), rows.place(earlier, other_position)
     shown = shorten(texts[first]), shorten(_text_at(rows, earlier, other_position))
     return NearDuplicates(len(near), places, shown, similarity)
+
+
+def find_like(texts: Sequence[str], others: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """(N,) whether each text is nearly equal, or equal, to one of the others."""
+    from rensa import RMinHashLSH
+
+    index, sketches = RMinHashLSH(LEAST_SIMILARITY, _PERMUTATIONS, _BANDS), []
+    for position, text in enumerate(texts):
+        sketches.append(_sketch(shingles(text)))
+        index.insert(position, sketches[-1])
+    found = np.zeros(len(texts), np.bool_)
+    for text in others:
+        own = shingles(text)
+        sketch = _sketch(own)
+        for position in index.query(sketch):
+            if not found[position] and sketch.jaccard(sketches[position]) >= LEAST_SIMILARITY - _ESTIMATE_ERROR:
+                other = shingles(texts[position])
+                found[position] = len(own & other) >= LEAST_SIMILARITY * len(own | other)
+    return found
 
 
 def shingles(text: str) -> set[bytes]:

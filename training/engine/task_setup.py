@@ -20,7 +20,7 @@ from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import layers, loading
 from training.problems import UserError, nearest
-from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs
+from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs, with_unlabelled
 from training.task_types.task_type import TaskType
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         events.warning(task_type.loss_only_reason)
     # A sharded model computes in the lower precision, and so would the loss inside it.
     outside = compute.strategy != "ddp" or training.teacher is not None
-    loss = task_type.loss(training, settings.labels, train, outside=outside)
+    loss = task_type.loss(training, settings.labels, train, outside=outside)  # of the rows with labels
+    if (unlabelled := inputs.get("unlabelled")) is not None and training.teacher is not None:
+        outputs, least = Path(inputs["teacher"]) / "unlabelled.arrow", training.teacher.unlabelled_min_confidence
+        train = with_unlabelled(train, Path(unlabelled) / "train.arrow", outputs, least)
     collate = collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple())
     if training.teacher is not None:
         assert loss is not None and task_type.teacher_outputs is not None

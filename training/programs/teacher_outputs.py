@@ -2,10 +2,10 @@
 JOB`, usually through `accelerate launch`.
 
 inputs     model, tokenizer (the teacher's folders, which may be one), data (train.arrow, and labels.json with the
-           labels of the rows)
+           labels of the rows); perhaps unlabelled (train.arrow)
 settings   TeacherSettings, below
 output     train.arrow: for each row of the data `teacher`, the outputs in the order of the labels, as
-           training.task_types.losses.distillation_loss reads them
+           training.task_types.losses.distillation_loss reads them; unlabelled.arrow: the same of these rows
 result     training.programs.predict.BlocksResult
 
 The rows are computed in blocks (training/jobs/blocks.py), by the teacher's own tokenizer and for its own labels, so
@@ -83,8 +83,11 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
     collate = task_type.collator(loading.load_tokenizer(tokenizer_folder, folder), loading.padding_multiple())
     load_network = cache(lambda: loading.load_trained(task_type, folder).to(device))
     inputs = [name for name, column in task_type.columns.items() if not column.target and name != "label"]
-    stored = pa.ipc.open_file(pa.memory_map(str(data / "train.arrow"))).read_all()
-    rows = stored.select([name for name in inputs if name in stored.column_names])
+    files = {"train": data / "train.arrow"}
+    if (unlabelled := job.inputs.get("unlabelled")) is not None:
+        files["unlabelled"] = Path(unlabelled) / "train.arrow"
+    rows = {split: _read(file, inputs) for split, file in files.items()}
+    total = sum(map(len, rows.values()))
     batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
     computed, began = 0, time.monotonic()
 
@@ -92,7 +95,7 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
         nonlocal computed
         (batch,) = block.combine_chunks().to_batches()
         features = task_type.features(encoder, batch).rows
-        report = progress_of_rows(events, split, first, len(rows))
+        report = progress_of_rows(events, split, first + (len(rows["train"]) if split != "train" else 0), total)
         network, tokens = load_network(), TokenRows(pa.Table.from_batches([features]))
 
         def read(model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
@@ -104,7 +107,7 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
             return None
         return pa.table({TEACHER: task_type.join_outputs(found[TEACHER].combine_chunks(), features)})
 
-    found = compute_columns(job_dir / BLOCKS, {"train": rows}, compute_block, ROWS_IN_BLOCK)
+    found = compute_columns(job_dir / BLOCKS, rows, compute_block, ROWS_IN_BLOCK)
     for split, columns in found.items():
         outputs = reorder(columns[TEACHER].combine_chunks(), theirs, labels)
         schema = pa.schema([(TEACHER, outputs.type)])
@@ -113,7 +116,13 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
                 writer.write(part)
     ranks.leave_group()
     rate = computed / (time.monotonic() - began)
-    return BlocksResult(rows=len(rows), rows_per_second=round(rate, 1), computed=computed)
+    return BlocksResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
+
+
+def _read(file: Path, names: Sequence[str]) -> pa.Table:
+    """These columns of stored rows, as far as they are there."""
+    stored = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    return stored.select([name for name in names if name in stored.column_names])
 
 
 def find_missing(teacher: str, theirs: Sequence[str], labels: Sequence[str]) -> str | None:

@@ -38,7 +38,7 @@ OF_MIXTURE = ("mix", "weight_by", "stopping_strategy", "mix_seed")
 """Fields of `data` that a set does not have."""
 OF_SET = ("name", "weight", "epochs")
 """Fields of a set that `data` does not have."""
-SHARED = ("label_names", "checks", "corrections", "negatives")
+SHARED = ("label_names", "checks", "corrections", "negatives", "unlabelled")
 """Fields that are the same for all sets, because they are about the rows of all sets together."""
 _FIELD = re.compile(r"(?<![\w./-])data\.([a-z_]+)")
 _SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7})?(\.gz|\.zst)?$")
@@ -199,6 +199,10 @@ class Data(_Rows):
     negatives: Annotated[Negatives | None, NotInKey("they are added to stored rows")] = None
     """Hard negatives for training rows of embedding and reranking, found by the stage `mine_negatives`:
     docs/how-to/hard-negatives.md (null: only those that the rows have)."""
+    unlabelled: Annotated[Text | None, NotInKey("they are other rows than those that are stored")] = None
+    """A file of rows without labels, or a folder or glob of such files, from which the model learns by the outputs of
+    training.teacher. They are read as the other rows are, and are never evaluated: docs/how-to/teachers.md (null:
+    none)."""
     mix: Annotated[list[MixedSet] | None, NotInKey("the sets are in the key by their names")] = Field(
         default=None, min_length=1
     )

@@ -129,6 +129,9 @@ class Teacher(Section):
     (Hinton et al., arXiv:1503.02531). Numbers have none."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """The teacher's part of the loss; the labels have the rest. 1 learns from the teacher alone."""
+    unlabelled_min_confidence: float | None = Field(default=None, gt=0, lt=1)
+    """For sequence-classification: rows of data.unlabelled are left out if the teacher's highest probability is below
+    this, such as 0.9 (null: all are used)."""
 
 
 class Training(Section):

@@ -129,3 +129,60 @@ def test_every_task_type_with_a_teacher_learns_from_it(task: str, tmp_path: Path
         assert finish(with_teacher(job_dir, given) if more else job_dir).state == "finished"
         found.append(losses(job_dir))
     assert len(found[0]) == len(found[1]) and found[0] != pytest.approx(found[1], abs=1e-3)
+
+
+def with_unlabelled(job_dir: Path, world: Path, rows: int, folder: Path, logits: list[float] | None = None) -> Path:
+    """The job with so many training rows more, without their labels; their outputs are drawn, or all are `logits`."""
+    tokens = read_arrow(world / "tokens/train.arrow").slice(0, rows).combine_chunks()
+    write_arrow(folder / "unlabelled/train.arrow", tokens.drop_columns("label"))
+    job = Job.read(job_dir)
+    outputs = shutil.copytree(job.inputs["teacher"], folder / "teacher")
+    draw = np.random.default_rng(6)
+    size = len(read_arrow(outputs / "train.arrow")["teacher"][0])
+    given = [logits or draw.normal(size=size).astype(np.float32) for _ in range(rows)]
+    write_arrow(outputs / "unlabelled.arrow", pa.table({"teacher": pa.array(given, pa.list_(pa.float32()))}))
+    more = {"teacher": str(outputs), "unlabelled": str(folder / "unlabelled")}
+    job.model_copy(update={"inputs": {**job.inputs, **more}}).write(job_dir)
+    return job_dir
+
+
+def test_a_killed_training_on_rows_without_labels_ends_with_the_same_bytes(
+    world: Path, outputs: Path, tmp_path: Path
+) -> None:
+    jobs = []
+    for name in ("undisturbed", "killed"):
+        job = tiny.fit_job(
+            world, tmp_path / name, **STEPS, **TEACHER, class_weights="balanced", checkpoint_interval_s=0.05
+        )
+        jobs.append(with_unlabelled(with_teacher(job, outputs), world, 30, tmp_path / f"of-{name}"))
+    assert finish(jobs[0]).state == "finished"
+    assert max(curve(jobs[0])) == 2 * 15, "180 rows in steps of 12"
+    assert_resumes(jobs[1], jobs[0], after=2)
+
+
+def test_rows_that_the_teacher_is_unsure_of_are_left_out(world: Path, outputs: Path, tmp_path: Path) -> None:
+    """So the training is that without them."""
+    least = {"teacher": {**TEACHER["teacher"], "unlabelled_min_confidence": 0.9}}
+    steps = {**STEPS, "num_train_epochs": 1}
+    job = tiny.fit_job(world, tmp_path / "unsure", **steps, **least)
+    unsure = with_unlabelled(with_teacher(job, outputs), world, 30, tmp_path / "more", [1.0, 0.9, 0.8])
+    alone = with_teacher(tiny.fit_job(world, tmp_path / "alone", **steps, **TEACHER), outputs)
+    assert finish(unsure).state == finish(alone).state == "finished"
+    assert weights(unsure) == weights(alone)
+
+
+@pytest.mark.parametrize("task", ["multi-label-classification", "regression", "token-classification"])
+def test_every_task_type_with_a_teacher_learns_from_rows_without_labels(task: str, tmp_path: Path) -> None:
+    world = world_of_task(task, tmp_path / "world")
+    labels = json.loads((world / "data/labels.json").read_text())
+    rows = read_arrow(world / "data/train.arrow")
+    words = [len(text) for text in rows["text"].to_pylist()] if task == "token-classification" else [1] * len(rows)
+    given = write_outputs(tmp_path / "outputs", [count * max(1, len(labels)) for count in words])
+    values = recipe_of(task, world / "rows", num_train_epochs=1, logging_steps=1, **TEACHER)
+    values |= {"compute": {"num_processes": 1, "mixed_precision": "no"}}
+    job_dir = with_teacher(write_fit_job(values, world, tmp_path / "job"), given)
+    with_unlabelled(job_dir, world, 20, tmp_path / "more")
+    write_outputs(tmp_path / "some", [count * max(1, len(labels)) for count in words[:20]])
+    shutil.copy(tmp_path / "some/train.arrow", tmp_path / "more/teacher/unlabelled.arrow")
+    assert finish(job_dir).state == "finished"
+    assert len(losses(job_dir)) == 9, "170 rows in steps of 20"

@@ -117,7 +117,16 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _teacher(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.teacher"] is None:
+        if (path := written["data.unlabelled"]) is not None:
+            message = f"{path!r} are rows from which only a teacher's outputs teach: set training.teacher, or this to "
+            yield "data.unlabelled", f"{message}null."
         return
+    if written["training.teacher.unlabelled_min_confidence"] is not None:
+        where = "training.teacher.unlabelled_min_confidence"
+        if task_type_of(written).teacher_outputs != "classes" or written["task"] == "token-classification":
+            yield where, f"is for sequence-classification; with task {written['task']}, set it to null."
+        elif written["data.unlabelled"] is None:
+            yield where, "does nothing without data.unlabelled: set that too, or this to null."
     if task_type_of(written).teacher_outputs is None:
         known = [name for name in TASK_TYPES if specification_class(name).teacher_outputs]
         message = f"task {written['task']} learns from no teacher: set it to null. Task types that do: "

@@ -12,6 +12,7 @@ targets: rows, or words with a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,13 @@ import torch
 from torch.nn import functional
 
 from training.batching.batches import IGNORED, TokenRows
+from training.data.arrow_columns import flat_values, lists_like
 from training.task_types.losses import TEACHER
 
 if TYPE_CHECKING:
     from training.task_types.task_type import Loss
 
+LABELLED = "labelled"
 Outputs = Literal["classes", "labels", "numbers"]
 """classes: logits of classes that exclude each other. labels: logits of labels, each with its own probability. numbers:
 predictions."""
@@ -51,15 +54,23 @@ def add_outputs(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torc
     """The labels (B,), (B, K) or of words (B, T), with the outputs of the teacher, float64."""
     if "first" not in rows[0]:
         outputs = torch.from_numpy(np.stack([row[TEACHER] for row in rows])).double()
-        return torch.cat([labels.double().view(len(rows), -1), outputs], dim=1)
+        own = labels.double().view(len(rows), -1)
+        own[_unlabelled(rows)] = math.nan
+        return torch.cat([own, outputs], dim=1)
     of_words = [row[TEACHER].reshape(len(row["first"]), -1)[row["first"] >= 0] for row in rows if len(row["first"])]
     words = [outputs for outputs in of_words if len(outputs)]
     if not words:
         return labels
     packed = torch.zeros((*labels.shape, 1 + words[0].shape[1]), dtype=torch.float64)
     packed[..., 0] = labels
+    packed[..., 0][_unlabelled(rows)[:, None] & (labels != IGNORED)] = math.nan
     packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).double()  # in the order of the words
     return packed
+
+
+def _unlabelled(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """(B,) whether each row has no label."""
+    return torch.tensor([not row.get(LABELLED, True) for row in rows])
 
 
 def with_outputs(rows: TokenRows, file: Path) -> TokenRows:
@@ -68,6 +79,33 @@ def with_outputs(rows: TokenRows, file: Path) -> TokenRows:
     if "row" in rows.table.column_names:
         outputs = outputs.take(rows.table["row"])
     return TokenRows(rows.table.append_column(TEACHER, outputs))
+
+
+def with_unlabelled(rows: TokenRows, tokens: Path, outputs: Path, least: float | None) -> TokenRows:
+    """The token rows, followed by those of a file without labels, with the teacher's outputs of another file.
+
+    A column `labelled` is 0 for them, and their `label` means nothing. With `least`, only those whose likeliest class
+    has at least this probability.
+    """
+    more = with_outputs(TokenRows(tokens), outputs).table
+    if least is not None:
+        logits = np.stack(more[TEACHER].to_pylist()).astype(np.float64)
+        likeliest = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        more = more.filter(pa.array(likeliest >= least))
+    kind = rows.table.schema.field("label").type
+    if not pa.types.is_list(kind):
+        labels = pa.array(np.zeros(len(more)), kind)
+    elif "first" in more.column_names:
+        first = more["first"].combine_chunks()
+        labels = lists_like(first, pa.array(np.zeros(len(flat_values(first))), kind.value_type)).cast(kind)
+    else:
+        labels = pa.array([[]] * len(more), kind)
+    more = more.append_column("label", labels)
+    tables = [
+        table.append_column(LABELLED, pa.array(np.full(len(table), value, np.int8)))
+        for table, value in ((rows.table, 1), (more, 0))
+    ]
+    return TokenRows(pa.concat_tables([tables[0], tables[1].select(tables[0].column_names).cast(tables[0].schema)]))
 
 
 @dataclass(frozen=True)
