@@ -32,7 +32,7 @@ from tasks.stages.load_data import (
     write_template_folder,
 )
 from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
-from tasks.stages.preflight.gate_power import describe_few_rows, expect_comparison, find_obstacles
+from tasks.stages.preflight.gate_power import Judged, describe_few_rows, expect_comparison, find_obstacles
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
     add_template,
@@ -118,7 +118,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
                 _require(require_rows, recipe, folder / "rows", findings)
             _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
-            _check_judged_rows(recipe, findings)
+            _check_judged_rows(recipe, folder / "rows", findings)
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, model, folder, findings, terminal)
         except UserError as error:
@@ -160,15 +160,15 @@ def _require(requirement: Callable[[Recipe, Path], None], recipe: Recipe, folder
         findings.add(error)
 
 
-def _check_judged_rows(recipe: Recipe, findings: Findings) -> None:
+def _check_judged_rows(recipe: Recipe, folder: Path, findings: Findings) -> None:
     """Adds the reasons why the rows that the gate judges by can promote no model, and a note if they are few."""
-    rows = findings.rows["rows"].get(recipe.judged_split) if findings.rows else None
-    if rows is None or recipe.release.registry is None:
+    if recipe.release.registry is None or not (folder / f"{recipe.judged_split}.arrow").is_file():
         return
-    for message in find_obstacles(recipe, rows, expect_comparison(recipe, None)):
+    judged = Judged.of(recipe, folder)
+    for message in find_obstacles(recipe, judged.number, expect_comparison(recipe, None), judged.groups):
         problem = Problem(kind="release", where="release.gate", message=message, level="warning")
         findings.problems.append(problem.model_dump())
-    if few := describe_few_rows(recipe, rows):
+    if few := describe_few_rows(recipe, judged.number):
         findings.notes.append(few)
 
 

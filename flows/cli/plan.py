@@ -28,7 +28,7 @@ from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import needs_tokenizer
-from tasks.stages.preflight.gate_power import count_rows, expect_comparison, find_obstacles, groups_of
+from tasks.stages.preflight.gate_power import Judged, expect_comparison, find_obstacles
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
 from tasks.stages.resolve import pin_teachers
 from tasks.sweeps.study import Study, only_sweep, study_key
@@ -152,8 +152,8 @@ def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
         return []
     if recipe.judged_split not in data.result.rows:  # the numbers of rows of an artifact of before
         return []
-    rows, comparison = count_rows(recipe, data), expect_comparison(recipe, data)
-    return list(find_obstacles(recipe, rows, comparison, groups_of(recipe, data)))
+    judged = Judged.of(recipe, data.path)
+    return list(find_obstacles(recipe, judged.number, expect_comparison(recipe, data), judged.groups))
 
 
 def _mixture(recipe: Recipe, data: object) -> list[str]:

@@ -15,13 +15,12 @@ from tasks.registry.monitored_versions import find_monitored, read_recipe
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.preflight.gate_power import (
     ASSUMED_DIFFERING,
+    Judged,
     clusters_of,
     confidence_of,
     count_groups,
-    count_rows,
     expect_comparison,
     find_obstacles,
-    groups_of,
     has_groups,
     last_comparison,
     measure_power,
@@ -70,8 +69,8 @@ def power(arguments: argparse.Namespace) -> int:
     if stored is None and arguments.rows is None:
         message = "the rows are not stored yet: run the recipe first, or give their number, such as --rows 1000."
         raise UserError.of("option", "--rows", message)
-    rows = arguments.rows or count_rows(recipe, stored)
-    groups = groups_of(recipe, stored) if stored else None
+    judged = Judged.of(recipe, stored.path) if stored is not None else None
+    rows, groups = (arguments.rows, None) if judged is None else (arguments.rows or judged.number, judged.groups)
     comparison = expect_comparison(recipe, stored)
     comparison = arguments.comparison if comparison is not None and arguments.comparison else comparison
     last = last_comparison(recipe)

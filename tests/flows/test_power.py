@@ -6,18 +6,22 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from flows.cli.main import main
-from tasks.stages.preflight.gate_power import find_obstacles, measure_power
+from tasks.stages.preflight.gate_power import Judged, find_obstacles, measure_power
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_project
+from tests.training.tiny import CONFIG
+from training.data.load_rows import load
 from training.evaluation.group_tests import Clusters
 from training.evaluation.row_groups import Groups
 from training.recipe import parse
+from training.recipe.task_specification import specification
 
 ASSUMED = "Only one of the two models is right on 10% of the rows (an assumption: "
 
@@ -83,6 +87,47 @@ def test_a_run_by_groups_trains_nothing_again_and_judges_by_groups(finished: Fin
     assert f"\nwarning: {obstacle}\n" in shown
     plan = finetune(home, "plan", *given, "--set", "release.gate.confidence=0.96").stdout
     assert "  gate: 60 rows of validation in 3 groups promote no model at 96% confidence" in plan
+
+
+RANKED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "embedding": (
+        {"task": "embedding"},
+        [{"anchor": f"q{number % 8}", "positive": f"p{number}"} for number in range(40)],
+    ),
+    "reranking": (
+        {"task": "reranking", "options": {"loss": "mse"}, "data.label": "label"},
+        [{"query": f"q{number % 9}", "document": f"p{number}", "label": number % 9 > 0} for number in range(40)],
+    ),
+    "labels": (
+        {"task": "embedding", "options": {"loss": "batch_hard_triplet"}, "data.text": ["text"], "data.label": "label"},
+        [{"text": f"t{number % 9}", "label": "ab"[number % 9 // 8]} for number in range(40)],
+    ),
+}
+"""Rows of eight queries with a relevant document, and in the latter two of one without."""
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_of_rankings_queries_count_not_rows(kind: str, tmp_path: Path) -> None:
+    fields, rows = RANKED[kind]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checks = dict.fromkeys(("duplicates", "conflicting_labels", "shared_rows"), "ignore")
+    base = {
+        "name": "few",
+        "data": {"source": "json", "path": str(tmp_path), "checks": checks},
+        "model": {"source": "scratch", "config": CONFIG},
+        "tokens": {"max_length": 8},
+        "evaluation": {"splits": ["validation"]},
+        "release": {"registry": "few"},
+    }
+    recipe = parse(base, fields)
+    files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
+    load(recipe.data, specification(**recipe.task_and_options), files, tmp_path / "data")
+    judged = Judged.of(recipe, tmp_path / "data")
+    assert judged.number == 8
+    assert list(find_obstacles(recipe, judged.number, None)) == [
+        "8 queries of validation promote no model: release.gate.min_rows is 20."
+    ]
 
 
 def test_groups_that_can_decide_nothing_are_counted_before_training(home: Path) -> None:

@@ -23,6 +23,7 @@ from training.data.row_problems import shorten
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+_BITS = np.uint64(2**53 - 1)
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
 """Factors that join hashes in an order."""
 
@@ -42,6 +43,11 @@ def hash_texts(texts: Iterable[str]) -> Hashes:
     """Returns a hash of each text, the same on every machine."""
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def hash_ids(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns 53 bits of these hashes, which float64 and int64 hold exactly."""
+    return (hash_texts(texts) & _BITS).astype(np.int64)
 
 
 def _spell(column: pa.Array) -> list[str]:

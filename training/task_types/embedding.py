@@ -25,12 +25,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import NonNegativeFloat
 
+from training.data.duplicates import hash_ids
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank, rank_by
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.task_type import Column, MinesNegatives
-from training.task_types.text_embedding import Embeddings, TextEmbedding, hash_ids
+from training.task_types.text_embedding import Embeddings, TextEmbedding
 
 if TYPE_CHECKING:
     from training.batching.batches import TokenRows
@@ -166,17 +167,25 @@ class Embedding(TextEmbedding, MinesNegatives):
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
         return rank(np.empty((0, 1)), np.empty(0, np.int64), np.empty((0, 1)), np.empty((0, 2)))
 
+    def rows_of_entries(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """The first row of each query with a relevant document."""
+        _, search = self._search(rows)
+        return search.query_rows[np.unique(search.relevant[:, 0])]
+
+    def _search(self, rows: pa.Table) -> tuple[list[str], RetrievalSet]:
+        """The texts of rows as load_data stores them, one after another, and the search among them."""
+        by_row = [row for batch in rows.to_batches() for row in self.texts(batch)]
+        texts = [text for row in by_row for _, text in row]
+        counts = np.array([len(row) for row in by_row], np.int64)
+        return texts, RetrievalSet.of(hash_ids(texts), counts, _labels_of(rows))
+
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """BM25 on the same documents."""
         from training.evaluation.bm25 import Bm25
 
         def predict(rows: Rankings, split: str) -> Rankings:
             with pa.memory_map(str(data / f"{split}.arrow")) as file:
-                stored = pa.ipc.open_file(file).read_all()
-                by_row = [row for batch in stored.to_batches() for row in self.texts(batch)]
-                of_rows = _labels_of(stored)
-            texts = [text for row in by_row for _, text in row]
-            search = RetrievalSet.of(hash_ids(texts), np.array([len(row) for row in by_row], np.int64), of_rows)
+                texts, search = self._search(pa.ipc.open_file(file).read_all())
             words = Bm25([texts[place] for place in search.documents])
             queries = [texts[place] for place in search.queries]
             return rank_by(

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pydantic import PositiveFloat
 
 from training.data.casting import LARGEST_NUMBER
-from training.data.duplicates import hash_texts
+from training.data.duplicates import hash_ids
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank_candidates
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 LossName: TypeAlias = Literal["binary_cross_entropy", "mse", "list_net", "lambda"]
 _OF_LISTS = ("list_net", "lambda")
 """Losses that compare the candidates of a query, which therefore are in one row."""
-_BITS = np.uint64(2**53 - 1)
 
 
 class Reranking(MinesNegatives):
@@ -126,7 +125,7 @@ class Reranking(MinesNegatives):
             columns["token_type_ids"] = list_column(encoded.types, lengths)
         columns["text_lengths"] = list_column(encoded.lengths, counts)
         columns["length"] = lengths
-        columns["query"] = (hash_texts(queries) & _BITS).astype(np.int64)
+        columns["query"] = hash_ids(queries)
         if "label" in rows.schema.names or "labels" in rows.schema.names:
             labels = _read_labels(rows)
             columns["label"] = pa.array(labels, pa.list_(pa.float32()))
@@ -228,6 +227,11 @@ class Reranking(MinesNegatives):
         nothing = np.empty(0)
         return rank_candidates(nothing, nothing, nothing, np.empty(0, np.int64))
 
+    def rows_of_entries(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """The first row of each query with a relevant document."""
+        queries, documents, labels, row = _candidates(rows)
+        return rank_candidates(hash_ids(queries)[row], np.zeros(len(documents)), labels, row).query_rows
+
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """BM25."""
         return Baseline([Rival("BM25", partial(_rank_by_words, data))])
@@ -285,6 +289,19 @@ def _read_labels(rows: pa.RecordBatch) -> list[Any]:
     return [[label] for label in rows.column("label").to_pylist()]
 
 
+def _candidates(rows: pa.Table) -> tuple[list[str], list[str], list[Any], npt.NDArray[np.int64]]:
+    """The queries of rows as load_data stores them; their documents, one after another, with the label and the row of
+    each."""
+    queries, documents, labels, counts = list[str](), list[str](), list[Any](), [np.empty(0, np.int64)]
+    for batch in rows.to_batches():
+        found, of_batch = _documents(batch)
+        queries += batch.column("query").to_pylist()
+        documents += found
+        labels += [label for of_row in _read_labels(batch) for label in of_row]
+        counts.append(of_batch)
+    return queries, documents, labels, np.repeat(np.arange(len(queries)), np.concatenate(counts))
+
+
 def _is_number(value: Any) -> bool:
     """Whether it is a number that a model computes with."""
     return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
@@ -296,14 +313,9 @@ def _rank_by_words(data: Path, rows: Rankings, split: str) -> Rankings:
     from training.evaluation.bm25 import Bm25
 
     with pa.memory_map(str(data / f"{split}.arrow")) as file:
-        table = pa.ipc.open_file(file).read_all().combine_chunks()
-    (stored,) = table.to_batches()
-    queries = stored.column("query").to_pylist()
-    documents, counts = _documents(stored)
-    labels = [label for of_row in _read_labels(stored) for label in of_row]
-    row = np.repeat(np.arange(len(queries)), counts)
+        queries, documents, labels, row = _candidates(pa.ipc.open_file(file).read_all())
     places = {document: place for place, document in enumerate(dict.fromkeys(documents))}
     scores = Bm25([*places]).score_pairs(
         [queries[number] for number in row.tolist()], np.array([places[document] for document in documents])
     )
-    return rank_candidates(hash_texts(queries)[row], scores, labels, row)
+    return rank_candidates(hash_ids(queries)[row], scores, labels, row)

@@ -213,6 +213,11 @@ class OptionalHooks:
         """
         return None
 
+    def rows_of_entries(self, rows: pa.Table) -> npt.NDArray[np.int64] | None:
+        """The row of each entry of a split's predictions, from its rows as load_data stores them: `rows_of` of
+        Predictions, without predictions. None, the default: each row is an entry."""
+        return None
+
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:
         """The predictions (with the column `label`) of a model with the labels `theirs`, for the labels `labels`."""
         return predictions

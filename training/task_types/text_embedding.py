@@ -5,16 +5,15 @@ token features      {"input_ids": [101, 7592, 102, 101, 2088, 102], "text_length
 a padded batch      PadTexts in training/batching/batches.py
 the model's output  logits (M, D), an embedding for each text; of a micro-batch of a step, the loss of the step ()
 
-`text_ids` are hashes of the texts without prompts, of 53 bits, which float64 holds exactly: equal texts have the same.
+`text_ids` are hashes of the texts without prompts: equal texts have the same.
 
 B rows of a batch, N rows of a split, M texts of all of them, D dimensions.
 """
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,6 +24,7 @@ import pyarrow as pa
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from training.data.duplicates import hash_ids
 from training.models.pooling import CONFIG, Mode, Pooling, pooling_of, prompts_file, sentence_transformers_files
 from training.models.repository_files import PROMPTS, text_prompts
 from training.problems import UserError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder
 
-_BITS = np.uint64(2**53 - 1)
 _SHOWN = 4
 """The numbers of an embedding that a terminal shows."""
 
@@ -269,9 +268,3 @@ class TextEmbedding(WholeStep):
         width = config.get_text_config().hidden_size  # which files of some architectures call otherwise
         files = sentence_transformers_files(Pooling(**getattr(config, CONFIG)), width, max_length)
         return {**files, **self.exported_files(folder)}
-
-
-def hash_ids(texts: Iterable[str]) -> npt.NDArray[np.int64]:
-    """(M,) `text_ids` of texts."""
-    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return (np.frombuffer(digests, "<u8") & _BITS).astype(np.int64)

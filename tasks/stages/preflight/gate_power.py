@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tasks.cache.history import History
 from tasks.cache.results import Artifact, Comparison
 from tasks.registry.comparisons import JudgedRows, expect_number
 from tasks.tracking.connection import has_database
+from training import task_types
+from training.data.ipc_files import ipc_reader
 from training.evaluation.group_tests import Clusters, groups_for_gain, groups_for_share
 from training.evaluation.row_groups import Groups
 from training.evaluation.significance import (
@@ -23,7 +27,7 @@ from training.evaluation.significance import (
 from training.problems import Problem, UserError
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
-from training.recipe.tables.metrics import RIGHT_OR_WRONG, TAGS
+from training.recipe.tables.metrics import RANKINGS, RIGHT_OR_WRONG, TAGS
 from training.recipe.task_specification import specification_class
 
 ASSUMED_DIFFERING = 0.1
@@ -48,14 +52,25 @@ def require_mcnemar(recipe: Recipe) -> None:
         raise UserError(Problem(kind="option", where=where, message=message) for where, message in problems)
 
 
-def count_rows(recipe: Recipe, data: Artifact) -> int:
-    """The rows of the judged split."""
-    return int(data.result.rows[recipe.judged_split])
+@dataclass(frozen=True)
+class Judged:
+    """The entries of the judged split that the gate compares: its rows, or its queries."""
 
+    number: int
+    groups: Groups | None
+    """Of the entries, if rows have groups."""
 
-def groups_of(recipe: Recipe, data: Artifact) -> Groups | None:
-    """The groups of the rows of the judged split; None if they have none."""
-    return Groups.read(data.path, recipe.judged_split)
+    @classmethod
+    def of(cls, recipe: Recipe, data: Path) -> Judged:
+        """From the folder of load_data."""
+        split, task_type = recipe.judged_split, task_types.load(**recipe.task_and_options)
+        groups = Groups.read(data, split)
+        with ipc_reader(data / f"{split}.arrow") as reader:
+            rows = reader.read_all()
+            entries = task_type.rows_of_entries(rows)
+            if entries is None:
+                return cls(len(rows), groups)
+            return cls(len(entries), groups.take(entries) if groups is not None else None)
 
 
 def clusters_of(groups: Groups, last: Comparison | None) -> Clusters:
@@ -129,17 +144,18 @@ def measure_power(
 
 
 def find_obstacles(recipe: Recipe, rows: int, comparison: int | None, groups: Groups | None = None) -> Iterator[str]:
-    """Reasons why no model can be promoted with so many rows, as sentences. `groups`: of the stored rows, if they have
-    any; so many rows are in as many groups of such sizes."""
+    """Reasons why no model can be promoted with so many rows or queries, as sentences. `groups`: of those that are
+    stored, if they have any; so many are in as many groups of such sizes."""
     gate, split, confidence = recipe.release.gate, recipe.judged_split, confidence_of(recipe, comparison)
+    named = "queries" if specification_class(recipe.task).prediction_type == RANKINGS else "rows"
     numbered = f" (comparison {comparison:,} on these rows)" if comparison else ""
     if groups is None:
-        units, unit, what = rows, "rows", f"{rows:,} rows of {split}"
+        units, unit, what = rows, named, f"{rows:,} {named} of {split}"
         # Of N rows that all differ, all are gained by chance in one of 2 ** N cases; so in a permutation test.
         least = math.ceil(-math.log2(1 - confidence) - 1e-9)
     else:
         units, unit = count_groups(groups, rows), "groups"
-        what = f"{rows:,} rows of {split} in {units:,} groups"
+        what = f"{rows:,} {named} of {split} in {units:,} groups"
         least = groups_for_gain(groups, confidence)
     if units < gate.min_rows:
         counts = ", and counts groups" if groups else ""

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests import fork_server
 from tests import task_types as tiny_tasks
 from tests.arrow import write_arrow
-from tests.training.forks import assert_resumes, assert_same_losses, curve, finish
+from tests.training.forks import assert_resumes, curve, finish
 from tests.training.task_types import cross_encoder, preference_model
 from training.batching.batches import TokenRows
 from training.engine.predictor import Predictor
@@ -222,9 +223,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(fork_server.call(tiny_tasks.make_world, "reranking", folder))
 
 
-def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 1) -> Path:
+def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 1, **settings: Any) -> Path:
     training = {"num_train_epochs": epochs, "gradient_accumulation_steps": 2, "checkpoint_interval_s": 0.05}
-    training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1}
+    training |= {"per_device_train_batch_size": 10 // processes, "logging_steps": 1, **settings}
     compute = {"strategy": "ddp", "num_processes": processes}
     return tiny_tasks.fit_job("reranking", world, job_dir, compute, **training)
 
@@ -240,11 +241,22 @@ def test_killed_while_it_learns_to_rank_it_ends_with_the_same_bytes(world: Path,
 
 
 def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> None:
-    """Without dropout, which each rank draws for itself."""
+    """Without dropout, which each rank draws for itself. By SGD: Adam divides gradients by their size, so it enlarges the
+    rounding of small ones."""
     shutil.copytree(world, tmp_path / "world")
     file = tmp_path / "world/base/output/model/config.json"
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     file.write_text(json.dumps(json.loads(file.read_text()) | quiet))
-    one, two = (fit_job(tmp_path / "world", tmp_path / f"{number}", number) for number in (1, 2))
+    sgd = {"optim": "sgd", "learning_rate": 0.05}
+    one, two = (fit_job(tmp_path / "world", tmp_path / f"{number}", number, **sgd) for number in (1, 2))
     assert finish(one).state == finish(two).state == "finished"
-    assert_same_losses(one, two)
+    losses = [[curve(job)[step]["train_loss"] for step in range(1, 8)] for job in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    start, *trained = (
+        load_file(folder / "output/model/model.safetensors") for folder in (tmp_path / "world/base", one, two)
+    )
+    moved, apart = (
+        max(float((weight - others[name]).abs().max()) for name, weight in trained[0].items())
+        for others in (start, trained[1])
+    )
+    assert moved > 1e-3 and apart < 1e-5
