@@ -241,22 +241,21 @@ def test_killed_while_it_learns_to_rank_it_ends_with_the_same_bytes(world: Path,
 
 
 def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> None:
-    """Without dropout, which each rank draws for itself. By SGD: Adam divides gradients by their size, so it enlarges the
-    rounding of small ones."""
+    """Without dropout, which each rank draws for itself, and by SGD: Adam divides gradients by their size, so it
+    enlarges the rounding of small ones."""
     shutil.copytree(world, tmp_path / "world")
     file = tmp_path / "world/base/output/model/config.json"
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     file.write_text(json.dumps(json.loads(file.read_text()) | quiet))
-    sgd = {"optim": "sgd", "learning_rate": 0.05}
+    sgd = {"optim": "sgd", "learning_rate": 10.0}
     one, two = (fit_job(tmp_path / "world", tmp_path / f"{number}", number, **sgd) for number in (1, 2))
     assert finish(one).state == finish(two).state == "finished"
     losses = [[curve(job)[step]["train_loss"] for step in range(1, 8)] for job in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    start, *trained = (
-        load_file(folder / "output/model/model.safetensors") for folder in (tmp_path / "world/base", one, two)
+    ours, theirs = (load_file(job / "output/model/model.safetensors") for job in (one, two))
+    start = load_file(tmp_path / "world/base/output/model/model.safetensors")
+    moved = max(
+        float((ours[f"bert.{name}"] - weight).abs().max()) for name, weight in start.items() if "pooler" in name
     )
-    moved, apart = (
-        max(float((weight - others[name]).abs().max()) for name, weight in trained[0].items())
-        for others in (start, trained[1])
-    )
-    assert moved > 1e-3 and apart < 1e-5
+    assert moved > 1e-3
+    assert max(float((weight - theirs[name]).abs().max()) for name, weight in ours.items()) < 1e-5

@@ -36,6 +36,8 @@ OF_WHOLE_STEP = ("multiple_negatives_ranking", "cosent", *OF_LABELS)
 MAX_SCORES = 2**24
 """Scores of anchors and candidates in memory at a time. More are computed in blocks of anchors, and once more for the
 gradient."""
+SORTED = 4
+"""The memory of distances that are sorted, as a multiple of theirs."""
 GRADIENT, LOSS, SEED, SHARED = "step_gradient", "step_loss", "step_seed", "step_shared"
 """What a prepared micro-batch has beside its texts: the gradient of each embedding, the loss of the step and the seed
 of its dropout; or that the other ranks have the other rows."""
@@ -169,7 +171,7 @@ class EmbeddingLoss:
             losses = torch.where(positive, counts * limits - sums.gather(1, counts), 0.0)
             return losses.sum(dim=1), (counts * positive).sum(dim=1)
 
-        losses, counts = (torch.cat(parts).sum() for parts in _by_blocks(of_anchors, *[len(labels)] * 2))
+        losses, counts = (torch.cat(parts).sum() for parts in _by_blocks(of_anchors, len(labels), SORTED * len(labels)))
         return (losses / counts.clamp(min=1)).float()
 
     def _batch_hard_triplet(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -188,7 +190,7 @@ class EmbeddingLoss:
             nearest = (distances + farthest * ~negative).min(dim=1).values
             return ((distances * positive).max(dim=1).values - nearest,)
 
-        ((*parts,),) = _by_blocks(of_anchors, *[len(labels)] * 2)
+        ((*parts,),) = _by_blocks(of_anchors, len(labels), len(labels))
         return torch.cat(parts)
 
     def _batch_semi_hard_triplet(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -206,7 +208,7 @@ class EmbeddingLoss:
             losses = relu(distances - chosen + self._margin(5.0)) * positive
             return losses.sum(dim=1), positive.sum(dim=1)
 
-        losses, pairs = (torch.cat(parts).sum() for parts in _by_blocks(of_anchors, *[len(labels)] * 2))
+        losses, pairs = (torch.cat(parts).sum() for parts in _by_blocks(of_anchors, len(labels), SORTED * len(labels)))
         return losses / pairs.clamp(min=1)
 
     def _to_all(
