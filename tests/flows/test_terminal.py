@@ -28,7 +28,7 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
 
 
 AT_WORK = """
-import sys, time
+import select, sys
 from flows.reports.terminal import open_terminal
 from tasks.cache.stage import Row
 
@@ -42,7 +42,7 @@ try:
         shown.stage_events("load_data", [event])
     print("printed by a library", file=sys.stderr)
     shown.stage_events("load_data", [{"kind": "warning", "message": "row 7 is [odd]"}])
-    time.sleep(0.6)
+    select.select([sys.stdin], [], [], 60)
     raise KeyboardInterrupt
 except KeyboardInterrupt:
     shown.stage_ended(Row("load_data", "k", "failed", 1.5), None)
@@ -53,7 +53,7 @@ print("told")
 
 
 def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_interrupted() -> None:
-    written = _written(TERM="xterm", COLUMNS="120", LINES="40")
+    written = _written(b"2/4", TERM="xterm", COLUMNS="120", LINES="40")
     frames, _, left = written.rpartition("\x1b[?25h")  # the cursor, shown again
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frames)
     assert "  resolve          cached       0.2 s\n" in plain
@@ -65,7 +65,7 @@ def test_a_terminal_shows_all_stages_and_is_left_as_it_was_when_the_run_is_inter
 
 
 def test_a_small_terminal_shows_how_far_the_stage_at_work_is_and_no_more_lines_than_it_has() -> None:
-    written = _written(TERM="xterm", COLUMNS="80", LINES="6")
+    written = _written(b"2/4", TERM="xterm", COLUMNS="80", LINES="6")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     far = r"█{8}░{9} 2/4  train loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d"
     assert "  resolve          cached       0.2 s\n" in plain
@@ -75,22 +75,27 @@ def test_a_small_terminal_shows_how_far_the_stage_at_work_is_and_no_more_lines_t
 
 
 def test_a_terminal_without_control_sequences_has_a_line_for_each_stage() -> None:
-    written = _written(TERM="dumb")
+    written = _written(b"row 7", TERM="dumb")
     assert "\x1b" not in written and "\r" not in written
     assert [line for line in written.splitlines() if line.startswith("  resolve")] == [
         "  resolve          cached       0.2 s"
     ]
 
 
-def _written(**env: str) -> str:
+def _written(last: bytes, **env: str) -> str:
+    """All that the terminal shows of a run that is interrupted when it has shown `last`."""
     ours, theirs = pty.openpty()
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, **env}
-    child = subprocess.Popen([sys.executable, "-c", AT_WORK], cwd=root, env=env, stdout=theirs, stderr=theirs)
+    argv = [sys.executable, "-c", AT_WORK]
+    child = subprocess.Popen(argv, cwd=root, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
     os.close(theirs)
     written = b""
     while more := _read(ours):
         written += more
+        if last in written and child.stdin:
+            child.stdin.close()
+            child.stdin = None
     os.close(ours)
     assert child.wait() == 0, written
     return written.decode().replace("\r\n", "\n")

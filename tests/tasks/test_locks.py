@@ -90,12 +90,12 @@ def test_lock_of_a_deleted_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.M
 def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> None:
     alone, waited = FlockManager(tmp_path), threading.Event()
     assert alone.acquire_lock("home", "lone")
-    entered = threading.Event()
+    entered, leave = threading.Event(), threading.Event()
 
     def share() -> None:
         with shared_lock(tmp_path / "home.lock", waited.set):
             entered.set()
-            time.sleep(0.2)
+            leave.wait(5)
 
     thread = threading.Thread(target=share)
     thread.start()
@@ -103,5 +103,6 @@ def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> No
     alone.release_lock("home", "lone")
     assert entered.wait(5)
     assert not alone.acquire_lock("home", "lone", acquire_timeout=0)
+    leave.set()
     thread.join()
     assert alone.acquire_lock("home", "lone", acquire_timeout=0)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -64,10 +63,10 @@ def test_sigterm_stops_runs_first_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_second_signal_kills_a_command_that_ignores_the_first(tmp_path: Path) -> None:
-    init = start(tmp_path, "sh", "-c", "trap '' TERM; touch ready; while :; do sleep 0.05; done")
+    init = start(tmp_path, "sh", "-c", "trap 'touch seen' TERM; touch ready; while :; do sleep 0.05; done")
     wait_until((tmp_path / "ready").exists, 20.0)
     init.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    wait_until((tmp_path / "seen").exists, 20.0)
     init.send_signal(signal.SIGTERM)
     assert init.wait(20) == 128 + signal.SIGKILL
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -24,6 +23,7 @@ from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 from tests.tasks.shared_store import uploading
+from tests.waiting import wait_until
 
 __all__ = ["bucket", "on_s3", "s3", "url"]
 
@@ -238,12 +238,11 @@ def test_a_killed_upload_shows_nothing_and_the_next_one_completes_it(
 
 def test_an_upload_to_a_folder_killed_in_the_middle_of_a_file_shows_nothing(use_home: UseHome, tmp_path: Path) -> None:
     home, url = use_home("first"), f"file://{tmp_path}/folder"
-    ref = make(weights=os.urandom(20 * PART_BYTES))
+    ref = make(weights=os.urandom(PART_BYTES + 1))
     weights = tmp_path / "folder" / object_of((ref.path / "model" / "weights").read_bytes())
     weights.parent.mkdir(parents=True)
-    process = Fork(uploading.upload, (home, url, "fit", KEY), level=COMMANDS).start()
-    while not any(weights.parent.iterdir()):
-        time.sleep(0.0001)
+    process = Fork(uploading.upload, (home, url, "fit", KEY, 60.0), level=COMMANDS).start()
+    wait_until(lambda: any(weights.parent.iterdir()))
     process.kill()
     assert process.join() == -signal.SIGKILL and not weights.exists()
     shared = SharedStore(Bucket(url))
