@@ -27,7 +27,7 @@ FORKED = {
     **dict.fromkeys(("training.jobs.fork_server", "tests.flows.scarce_memory"), PROGRAMS),
     **dict.fromkeys(("tasks.services.prefect_server", "tasks.services.mlflow_server", "uvicorn"), SERVERS),
 }
-OWN = ("training.programs.", "tasks.registry.")
+OWN = ("training.programs.", "tasks.registry.", "tasks.prediction.")
 PASSED_FILE = "--fd="
 """The option that names an open file for a program besides its standard streams."""
 LENGTH = struct.Struct("!I")

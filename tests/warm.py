@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import ssl
 from functools import cache
 
+import certifi
 from mlflow.store.db import utils
 
 # Reads the file of the distribution: keys of stages have some fifty versions.
@@ -12,3 +14,10 @@ importlib.metadata.version = cache(importlib.metadata.version)
 # Imports some seventy migrations whenever a database is opened.
 utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
 utils._get_latest_schema_revision()
+# Reads the certificates of all authorities for each client of HTTP: a command has several.
+create_context = ssl.create_default_context
+context_of = cache(lambda cafile: create_context(cafile=cafile))
+ssl.create_default_context = lambda *arguments, **options: (
+    context_of(**options) if options.keys() == {"cafile"} and not arguments else create_context(*arguments, **options)
+)
+ssl.create_default_context(cafile=certifi.where())
