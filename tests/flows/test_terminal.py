@@ -6,14 +6,12 @@ import io
 import os
 import pty
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from flows.reports import terminal
 from tasks.cache.stage import Row
+from tests.fork_server import COMMANDS, Fork, run_code
 
 
 def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +83,19 @@ def test_a_terminal_without_control_sequences_has_a_line_for_each_stage() -> Non
 def _written(last: bytes, **env: str) -> str:
     """All that the terminal shows of a run that is interrupted when it has shown `last`."""
     ours, theirs = pty.openpty()
-    root = Path(__file__).resolve().parents[2]
-    env = {**os.environ, **env}
-    argv = [sys.executable, "-c", AT_WORK]
-    child = subprocess.Popen(argv, cwd=root, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
+    waits, goes_on = os.pipe()
+    files = (waits, theirs, theirs)
+    child = Fork(run_code, [AT_WORK], env={**os.environ, **env}, files=files, level=COMMANDS).start()
     os.close(theirs)
-    written = b""
+    os.close(waits)
+    written, is_waiting = b"", True
     while more := _read(ours):
         written += more
-        if last in written and child.stdin:
-            child.stdin.close()
-            child.stdin = None
+        if is_waiting and last in written:
+            os.close(goes_on)
+            is_waiting = False
     os.close(ours)
-    assert child.wait() == 0, written
+    assert child.join() == 0, written
     return written.decode().replace("\r\n", "\n")
 
 

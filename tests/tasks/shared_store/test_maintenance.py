@@ -19,6 +19,7 @@ from tasks.shared_store.maintenance import LeaseLost, Maintenance, Plan
 from tasks.shared_store.shared_artifacts import SharedStore
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, on_s3, s3, url
+from tests.waiting import wait_until
 
 __all__ = ["bucket", "on_s3", "s3", "url"]
 
@@ -193,7 +194,7 @@ def test_a_removal_that_lost_its_lease_removes_nothing_more(bucket: Bucket) -> N
     def find_needed() -> Collection[str]:
         bucket.write("leases/removal/all.json", b'{"owner": "another", "beat": 1}')
         leases.wait_for_end("fit", "none", lambda: False)
-        threading.Event().wait(0.3)  # a beat finds the new owner
+        wait_until(lambda: not leases.is_held("removal", "all"))  # a beat finds the new owner
         return ()
 
     with pytest.raises(LeaseLost, match="again"):

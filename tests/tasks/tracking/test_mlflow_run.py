@@ -494,7 +494,7 @@ def test_a_run_that_starts_again_during_a_slow_delivery_of_its_records_is_not_ta
     assert reached.wait(30)
     began = time.monotonic()
     tracker = RunTracker("recipe", "flow-1")  # the run is started again
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10  # of the 30 s for which the other one waits
     assert is_running_here("flow-1") and not was_killed_here("flow-1")
     assert Outbox("flow-1").end_if_killed() is False
     go_on.set()
