@@ -50,8 +50,8 @@ _written: set[str] = set()
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = (
-    *("tests/flows/test_services.py", "tests/flows/test_sweep.py", "tests/flows/test_serve.py"),
-    *("tests/flows/test_run.py", "tests/flows/test_tool_calls.py", "tests/flows/test_confidence.py"),
+    *("tests/flows/test_services.py", "tests/flows/test_sweep.py", "tests/flows/test_tool_calls.py"),
+    *("tests/flows/test_serve.py", "tests/flows/test_run.py", "tests/flows/test_confidence.py"),
     *("tests/flows/test_hub.py", "tests/flows/test_folds.py", "tests/training/distributed/test_strategies.py"),
     *("tests/training/distributed/test_ranks.py", "tests/flows/test_notify.py", "tests/hub/test_stages.py"),
     *("tests/tasks/jobs/test_batch_memory.py", "tests/tasks/shared_store/test_shared_checkpoints.py"),

@@ -21,7 +21,7 @@ SPACE = {
     "training.per_device_train_batch_size": {"choice": [16, 32]},
 }
 SHORT = {"num_train_epochs": 2}
-GRID = {"training.learning_rate": {"choice": [2e-3, 5e-3, 1e30]}}
+GRID = {"training.learning_rate": {"choice": [5e-3, 1e30]}}
 
 
 def write_sweep(finished: FinishedRun, file: Path, sweep: dict[str, Any], **fields: Any) -> Path:
@@ -187,7 +187,7 @@ def test_a_sweep_that_is_killed_ends_with_the_same_trials_and_the_same_model(
 
 @pytest.fixture(scope="module")
 def tried(finished: FinishedRun, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A grid of three trials, one after the other: one fails."""
+    """A grid of two trials, one after the other: one fails."""
     folder = tmp_path_factory.mktemp("grid")
     shutil.copytree(finished.home, folder / "home", symlinks=True)
     file = write_sweep(finished, folder / "sweep.yaml", {"space": GRID, "sampler": "grid"}, training=SHORT)
@@ -220,7 +220,7 @@ def test_two_trials_at_once_are_the_same_set_of_trials_with_the_same_figures(
         sorted((trial["settings"]["training.learning_rate"], trial["value"] or 0.0) for trial in result["trials"])
         for result in (tried, at_once)
     ]
-    assert figures[0] == figures[1] and len(figures[0]) == 3
+    assert figures[0] == figures[1] and len(figures[0]) == 2
 
 
 def test_settings_that_do_not_reach_training_are_tried_with_one_training(
@@ -229,12 +229,12 @@ def test_settings_that_do_not_reach_training_are_tried_with_one_training(
     home = tmp_path / "home"
     shutil.copytree(finished.home, home, symlinks=True)
     before = {*home.glob("artifacts/fit/*")}
-    space = {"training.logging_steps": {"choice": [10, 20, 30]}}
+    space = {"training.logging_steps": {"choice": [10, 20]}}
     sweep = {"space": space, "sampler": "grid"}
     result = run_sweep(home, write_sweep(finished, tmp_path / "sweep.yaml", sweep, training=SHORT), server)
-    assert [trial["state"] for trial in result["trials"]] == ["completed"] * 3
+    assert [trial["state"] for trial in result["trials"]] == ["completed"] * 2
     assert len({*home.glob("artifacts/fit/*")} - before) == 1
-    assert result["best"]["similar"] == [2, 3] and "cannot be told apart" in result["printed"]
+    assert result["best"]["similar"] == [2] and "cannot be told apart" in result["printed"]
 
 
 def test_a_sweep_whose_time_is_over_stops_its_trial_with_a_checkpoint_and_the_next_one_resumes_it(
