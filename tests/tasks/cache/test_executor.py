@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,17 +22,22 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from pydantic import BaseModel
 
+from flows.reports.terminal import Terminal
 from tasks.cache import store
 from tasks.cache.executor import Executor
 from tasks.cache.history import History
+from tasks.cache.planner import Planner
 from tasks.cache.results import Artifact
-from tasks.cache.stage import Inputs, Listener, Row, Stage, Work, action
+from tasks.cache.stage import Builder, Inputs, Listener, Row, Stage, Work, action
 from tasks.jobs.commands import python_argv
+from tasks.jobs.job import StageJob, whole
+from tasks.jobs.job import stage as job_stage
 from tasks.jobs.launch import JobFailed
 from tasks.jobs.retries import run_child
+from tasks.reports.stage_summaries import STAGES, StageEntry
 from tests.fork_server import COMMANDS, Fork, run_code
 from tests.tasks.plain_stages import stage
-from training.jobs.protocol import Job, Outcome, sha256, write_atomically
+from training.jobs.protocol import Job, Outcome, Settings, sha256, write_atomically
 from training.problems import Problem, UserError
 
 calls: list[str] = []
@@ -84,6 +91,22 @@ def incomputable(text: str) -> Inputs:
 def keyless(work: Work, text: str) -> Mapping[str, Any]:
     calls.append(text)
     return {}
+
+
+class CopySettings(Settings):
+    """Of tests.tasks.jobs.copying."""
+
+    files: list[str]
+
+
+class Copied(BaseModel):
+    copied: int
+
+
+@job_stage(Copied)
+def copy_text(text: Artifact, name: str) -> StageJob:
+    """Copies a file."""
+    return StageJob("tests.tasks.jobs.copying", CopySettings(files=[name]), reads={"rows": whole(text)})
 
 
 class Log(Listener):
@@ -164,6 +187,34 @@ def _is_persisted(state: Any) -> bool:
 
 def states(of: list[Row]) -> list[str]:
     return [row.state for row in of]
+
+
+def test_a_stage_is_its_file_its_program_a_line_of_the_table_and_its_call(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With these it is run, stored, shown and planned."""
+    monkeypatch.setitem(STAGES, "copy_text", StageEntry(lambda result: f"{result.copied} copied"))
+    monkeypatch.setitem(STAGES, "write", StageEntry(lambda result: f"{result['characters']} characters"))
+
+    def pipeline(build: Builder) -> Any:
+        return build(copy_text, build(write, "hello"), "text.txt")
+
+    def run_pipeline() -> tuple[Artifact[Copied], str]:
+        printed = io.StringIO()
+
+        @flow(name="copies")
+        def body() -> Any:
+            return pipeline(Executor("recipe", str(flow_run.get_id()), (Terminal(printed, printed),)))
+
+        return body(), printed.getvalue()
+
+    copied, printed = run_pipeline()
+    assert (copied.path / "text.txt").read_text() == "hello" and copied.result.copied == 1
+    assert re.search(r"^  copy_text +ran .* 1 copied$", printed, re.MULTILINE)
+    again, printed = run_pipeline()
+    assert again == copied and re.search(r"^  copy_text +cached .* 1 copied$", printed, re.MULTILINE)
+    planner = Planner("recipe")
+    assert pipeline(planner) == copied and planner.rows[-1].state == "cached"
 
 
 def test_a_second_run_is_shown_as_cached_and_calls_nothing(home: Path) -> None:
