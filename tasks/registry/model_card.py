@@ -72,7 +72,7 @@ def build_card(facts: CardFacts) -> str:
         pipeline_tag=task_types.load(**recipe.task_and_options).hub_task,
         base_model=recipe.model.path if lock.model_hub else None,
         datasets=[one.path for one, pinned in zip(recipe.data.sets, lock.sets, strict=False) if pinned.hub] or None,
-        tags=[*hub.tags, *(["onnx"] if exports and "onnx" not in hub.tags else [])] or None,
+        tags=[*dict.fromkeys([*hub.tags, *(EXPORTS[name].tag for name in exports or ())])] or None,
         metrics=sorted({_convert_metric(metric) for metrics in facts.scores.result.values() for metric in metrics}),
         model_name=hub.repo.partition("/")[2],
         eval_results=_build_results(recipe, lock, facts.scores),
@@ -143,7 +143,7 @@ def format_metrics(
 
 
 def _describe_exports(exports: Mapping[str, ComparedExport]) -> str:
-    files = ", ".join(f"{name}: `{EXPORTS[name]}`" for name in exports)
+    files = ", ".join(f"{name}: `{EXPORTS[name].file}`" for name in exports)
     table = format_markdown(
         [{name: cell for name, cell in row.items() if name != "released"} for row in tabulate_exports(exports)]
     )

@@ -3,6 +3,7 @@ program that writes a version as a folder for other tools."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.models.repository_files import part_of, require_no_other_files
 from training.problems import UserError
-from training.recipe.tables.exports import EXPORTS, INSTALL, OUTPUTS, missing_packages
+from training.recipe.tables.exports import EXPORTS, ExportFormat, missing_packages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,12 +53,6 @@ def read_calibration(refs: Mapping[str, Artifact]) -> Calibration | None:
     return Calibration.read(refs["calibrate"].path) if "calibrate" in refs else None
 
 
-def export_files(folder: Path, name: str) -> list[Path]:
-    """The ONNX file of a format, and the file with its weights if they are beside it."""
-    file = folder / EXPORTS[name]
-    return sorted(file.parent.glob(f"{file.name}*"))
-
-
 def log_exports(
     client: MlflowClient, name: str, version: str, refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]
 ) -> None:
@@ -70,8 +65,8 @@ def log_exports(
     if registered.tags.get(EXPORTS_TAG, "{}") == text:
         return
     for export in exports:
-        for file in export_files(refs["export"].path, export):
-            client.log_artifact(registered.run_id, str(file), f"{FOLDER}/{Path(EXPORTS[export]).parent}")
+        for file in EXPORTS[export].files_in(refs["export"].path):
+            client.log_artifact(registered.run_id, str(file), f"{FOLDER}/{Path(EXPORTS[export].file).parent}")
     if "calibrate" in refs:
         client.log_artifact(registered.run_id, str(refs["calibrate"].path / CALIBRATION), FOLDER)
     client.set_model_version_tag(name, version, EXPORTS_TAG, text)
@@ -105,31 +100,29 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     return released.model_dump(mode="json") if released else None
 
 
-def _download_released(run_id: str, name: str, out: Path) -> Path:
-    """Downloads a released export from the version's MLflow run, with the file of its weights if they are beside it."""
+def _download_released(run_id: str, form: ExportFormat, out: Path) -> Path:
+    """Downloads a released export from the version's MLflow run."""
+    place = Path(form.file).parent
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts
 
-        for file in connect().list_artifacts(run_id, f"{FOLDER}/{Path(name).parent}"):
-            if Path(file.path).name.startswith(Path(name).name):
-                folder = out / Path(name).parent
-                folder.mkdir(parents=True, exist_ok=True)
+        (out / place).mkdir(parents=True, exist_ok=True)
+        for file in connect().list_artifacts(run_id, f"{FOLDER}/{place}"):
+            if form.is_folder or Path(file.path).name.startswith(Path(form.file).name):
                 download_artifacts(
-                    run_id=run_id, artifact_path=file.path, dst_path=str(folder), tracking_uri=tracking_uri()
+                    run_id=run_id, artifact_path=file.path, dst_path=str(out / place), tracking_uri=tracking_uri()
                 )
     return out
 
 
 def _require_export(name: str, auto_class: str) -> None:
-    if auto_class not in OUTPUTS:
-        message = (
-            f"{name!r} is for models of {', '.join(OUTPUTS)}, and this is one of {auto_class}: choose safetensors."
-        )
-    elif missing := missing_packages():
-        message = f"{name!r} needs {', '.join(missing)}, not installed here: install the extra, `{INSTALL}`."
-    else:
-        return
-    raise UserError.of("option", "FORMAT", message)
+    if auto_class not in (classes := EXPORTS[name].classes):
+        fitting = [one for one, form in EXPORTS.items() if auto_class in form.classes]
+        message = f"{name!r} is for models of {', '.join(classes)}, and this is one of {auto_class}: choose "
+        raise UserError.of("option", "FORMAT", f"{message}{', '.join([*fitting, 'safetensors'])}.")
+    for command, packages in missing_packages([name]).items():
+        message = f"{name!r} needs {', '.join(packages)}, not installed here: install the extra, `{command}`."
+        raise UserError.of("option", "FORMAT", message)
 
 
 class ExportVersionSettings(TaskSettings):
@@ -160,18 +153,32 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
                 shutil.copyfile(file, out / file.name)
     if values.calibration:
         values.calibration.write(out)
+    if values.export not in EXPORTS:
+        merge_shards(weights, out / WEIGHTS)
+    else:
+        form, made = EXPORTS[values.export], Path(job.inputs.get("released", job_dir / "made"))
+        if "released" not in job.inputs:
+            module = importlib.import_module(f"training.models.{form.module}")
+            module.export(task_type.auto_class, _join(weights, tokenizer, job_dir), [values.export], made)
+        # A model of its own takes the place of the folder's.
+        shutil.copytree(made / Path(form.file).parent if form.is_folder else made, out, dirs_exist_ok=True)
     for name, text in task_type.published_files(weights, values.max_length).items():
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
-    if values.export not in EXPORTS:
-        merge_shards(weights, out / WEIGHTS)
-    elif "released" in job.inputs:
-        shutil.copytree(job.inputs["released"], out, dirs_exist_ok=True)
-    else:
-        from training.models import onnx_files
-
-        onnx_files.export(task_type.auto_class, weights, [values.export], out)
     return {}
+
+
+def _join(weights: Path, tokenizer: Path, job_dir: Path) -> Path:
+    """A folder with links to the files of the model and of its tokenizer, as a training leaves it."""
+    if weights == tokenizer:
+        return weights
+    joined = job_dir / "joined"
+    joined.mkdir()
+    for folder in (weights, tokenizer):
+        for file in sorted(folder.iterdir()):
+            if part_of(file.name) and not (joined / file.name).exists():
+                (joined / file.name).symlink_to(file)
+    return joined
 
 
 def merge_shards(folder: Path, file: Path) -> None:

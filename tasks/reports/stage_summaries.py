@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from training.programs.create_model import ModelResult
     from training.programs.drift import DriftResult
     from training.programs.evaluate import EvaluateResult
-    from training.programs.export_onnx import ExportResult
+    from training.programs.export_model import ExportResult
     from training.programs.observe import ObserveResult
     from training.programs.predict import BlocksResult, PredictResult
     from training.tokenization.token_files import TokenizeResult

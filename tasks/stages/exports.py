@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from tasks.cache.results import Artifact, Lock, Verdict
@@ -12,12 +13,17 @@ from training import task_types
 from training.data.ipc_files import groups_file
 from training.evaluation.scores import ComparedExport
 from training.programs.compare_exports import CompareExportsSettings
-from training.programs.export_onnx import ExportResult, ExportSettings
+from training.programs.export_model import ExportResult, ExportSettings
 from training.recipe import Recipe
-from training.recipe.tables.exports import EXPORTS, OUTPUTS
+from training.recipe.tables.exports import EXPORTS, OUTPUTS, by_module, libraries_of
 from training.recipe.tables.metrics import entries
 
-LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "onnxscript")
+LIBRARIES = ("torch", "transformers")
+
+
+def _modules(recipe: Recipe) -> list[str]:
+    """The modules of the formats, which programs import by name."""
+    return [f"training.models.{module}" for module in by_module(recipe.release.exports)]
 
 
 def wants_exports(recipe: Recipe, verdict: object) -> bool:
@@ -34,14 +40,15 @@ def export(recipe: Recipe, trained: Artifact) -> StageJob:
     """
     auto_class = str(task_types.class_of(recipe.task).auto_class)
     return StageJob(
-        "training.programs.export_onnx",
+        "training.programs.export_model",
         ExportSettings(auto_class=auto_class, exports=sorted(recipe.release.exports)),
         reads={"model": folder_of(trained, "model")},
         tables={
             "outputs": list(OUTPUTS.get(auto_class, ())),
-            "files": {name: EXPORTS[name] for name in recipe.release.exports},
+            "formats": {name: asdict(EXPORTS[name]) for name in recipe.release.exports},
         },
-        libraries=LIBRARIES,
+        code=_modules(recipe),
+        libraries=(*LIBRARIES, *libraries_of(recipe.release.exports)),
         field_names={"exports": "release.exports"},
     )
 
@@ -90,10 +97,22 @@ def compare_exports(
             "predictions": files_of(predictions, [f"{split}.parquet"]),
         },
         tables={"table": entries({recipe.compared_by, *metrics})},
-        code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
+        code=[
+            *_modules(recipe),
+            *task_types.code_modules(recipe.task),
+            *task_types.metric_modules(recipe.task, metrics),
+        ],
         users_code=task_types.user_code(recipe.task)
         | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
-        libraries=(*LIBRARIES, "evaluate", "numpy", "pyarrow", "scikit-learn", "scipy"),
+        libraries=(
+            *LIBRARIES,
+            *libraries_of(recipe.release.exports),
+            "evaluate",
+            "numpy",
+            "pyarrow",
+            "scikit-learn",
+            "scipy",
+        ),
         field_names={
             "batch_size": "training.per_device_eval_batch_size",
             "mixed_precision": "compute.mixed_precision",

@@ -13,10 +13,11 @@ from tasks.hub.client import PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
 from tasks.registry.model_card import CALIBRATION_PICTURES, CURVES, CardFacts, build_card
-from tasks.registry.version_exports import export_files, released_exports
+from tasks.registry.version_exports import released_exports
 from training import task_types
 from training.evaluation.stored_calibration import FILE as CALIBRATION
 from training.recipe import Recipe
+from training.recipe.tables.exports import EXPORTS
 
 
 def inputs(
@@ -61,7 +62,9 @@ def publish(
     readme.write_text(build_card(facts), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}
     files |= {f"adapter/{path.name}": str(path) for path in sorted((trained.path / "adapter").glob("*"))}
-    files |= {f"onnx/{path.name}": str(path) for name in exports for path in export_files(refs["export"].path, name)}
+    if exports:
+        made = refs["export"].path
+        files |= {str(file.relative_to(made)): str(file) for name in exports for file in EXPORTS[name].files_in(made)}
     task_type = task_types.load(**recipe.task_and_options)
     for name, text in task_type.published_files(trained.path / "model", recipe.tokens.max_length).items():
         (work.out / name).parent.mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ from training.recipe import Compute, Data, Recipe, parse
 from training.recipe.fields import Lora, packages_of
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
-from training.recipe.tables.exports import INSTALL, missing_packages
+from training.recipe.tables.exports import missing_packages
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.kernels import kernels_of
 from training.tokenization.chat_templates import require_template
@@ -253,11 +253,9 @@ def _kernels_here(recipe: Recipe) -> Iterator[Problem]:
 
 def _exports_here(recipe: Recipe) -> Iterator[Problem]:
     """Problems with exports on this machine."""
-    if recipe.release.exports and (missing := missing_packages()):
-        message = (
-            f"{', '.join(recipe.release.exports)}: exports need {', '.join(missing)}, not installed here: install "
-        )
-        message += f"the extra, `{INSTALL}`, or remove the field."
+    for command, packages in missing_packages(recipe.release.exports).items():
+        message = f"{', '.join(recipe.release.exports)}: exports need {', '.join(packages)}, not installed here: "
+        message += f"install the extra, `{command}`, or remove the field."
         yield Problem(kind="release", where="release.exports", message=message)
 
 

@@ -25,12 +25,14 @@ from training import task_types
 from training.data.load_rows import load
 from training.jobs.protocol import OUTPUT
 from training.recipe import Compute, Data, Training
-from training.recipe.tables.exports import EXPORTS
+from training.recipe.tables.exports import EXPORTS, by_module
 from training.tokenization.token_files import tokenize
 
 STEPS = 120  # of 32 rows
 ROUNDS = 3  # after one that is not timed
 LONG = 8  # letters of a word that the tagger finds
+ONNX = by_module(EXPORTS)["onnx_files"]
+FILES = {name: EXPORTS[name].file for name in ONNX}
 LEAST = {"onnx-int8": 1.5}
 MARGIN = 0.01
 SETS = {"sequence-classification": ("sentences", "accuracy"), "token-classification": ("tags", "f1")}
@@ -67,8 +69,8 @@ def compare(task: str, model: Path, data: Path, tokens: Path, jobs: Path) -> lis
     settings: dict[str, Any] = {"task": task, "options": {}}
     predict = {"splits": ["validation"], "batch_size": 32, "mixed_precision": "no"}
     predicted = _run(jobs / f"{name}-predict", "predict", settings | predict, {"model": model, "tokens": tokens})
-    export = {"auto_class": task_types.class_of(task).auto_class, "exports": [*EXPORTS]}
-    exported = _run(jobs / f"{name}-export", "export_onnx", export, {"model": model})
+    export = {"auto_class": task_types.class_of(task).auto_class, "exports": ONNX}
+    exported = _run(jobs / f"{name}-export", "export_model", export, {"model": model})
     compared = {
         "split": "validation",
         "metrics": [metric],
@@ -77,22 +79,22 @@ def compare(task: str, model: Path, data: Path, tokens: Path, jobs: Path) -> lis
         "margin": -MARGIN,
         "confidence": 0.95,
         "champion": "the model",
-        "exports": [*EXPORTS],
+        "exports": ONNX,
         "batch_size": 32,
         "mixed_precision": "no",
     }
     inputs = {"model": model, "exports": exported, "data": data, "tokens": tokens, "predictions": predicted}
     job = jobs / f"{name}-compare"
     found = json.loads((_run(job, "compare_exports", settings | compared, inputs) / "log" / "exports.json").read_text())
-    files = [str(exported / file) for file in EXPORTS.values()]
+    files = [str(exported / file) for file in FILES.values()]
     argv = [sys.executable, "-m", "tests.benchmarks.exports", task, str(model), str(tokens), *files]
     speeds = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout)
     weights = (model / "model.safetensors").stat().st_size
-    return [row for export in EXPORTS for row in _rows(name, export, found[export], speeds, weights)]
+    return [row for export in ONNX for row in _rows(name, export, found[export], speeds, weights)]
 
 
 def _rows(name: str, export: str, found: dict[str, Any], speeds: dict[str, float], weights: int) -> list[Row]:
-    own = speeds[EXPORTS[export]]
+    own = speeds[FILES[export]]
     rows = [
         Row(
             f"{name}: {export} / torch in {precision}",
@@ -156,7 +158,7 @@ def _speeds(task: str, folder: Path, tokens: Path, exports: list[Path]) -> dict[
     collate = task_type.collator(loading.load_tokenizer(folder), 1)
     network = loading.load_trained(task_type, folder)
     models: dict[str, tuple[Any, str]] = {"fp32": (network, "no"), "bf16": (network, "bf16")}
-    for name in EXPORTS.values():
+    for name in FILES.values():
         (file,) = (file for file in exports if file.as_posix().endswith(name))
         models[name] = (OnnxModel(file, network.config, threads=1), "no")
     seconds: dict[str, list[float]] = {name: [] for name in models}

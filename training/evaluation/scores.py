@@ -240,6 +240,8 @@ class ComparedExport(Result):
     """An export compared with its model on the same rows."""
 
     bytes: int
+    judge: str = "ONNX Runtime"
+    """The runtime that computed the predictions of the export."""
     rows_per_second: float
     torch_rows_per_second: float
     """Of the model, on the CPU and the same rows."""

@@ -144,6 +144,26 @@ def load_trained(task_type: TaskModel, folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
+def load_for_export(auto_class: str, folder: Path, *, eager: bool = False) -> PreTrainedModel:
+    """A trained model in float32 on the CPU, dropout off. Raises UserError if it lacks weights.
+
+    `eager` is for graphs that runtimes fuse: torch's own attention has guards against NaN.
+    """
+    loaded, found = getattr(transformers, auto_class).from_pretrained(
+        folder,
+        config=without_code(AutoConfig.from_pretrained(folder, **_SAFE)),
+        dtype=torch.float32,
+        attn_implementation="eager" if eager else None,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **_SAFE,
+    )
+    weights.require_whole(loaded, folder, weights.missing_weights(found))
+    whole: PreTrainedModel = loaded.eval()
+    return whole
+
+
 def load_base(task_type: TaskModel, folder: Path, seed: int) -> PreTrainedModel:
     """As load_trained, but of a model before its training: a head that the folder lacks is initialized with `seed`."""
     set_seed(seed)

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers.utils import ModelOutput
 
-from training.models.configurations import without_code
-from training.models.weights import missing_weights, require_whole
+from training.models.loading import load_for_export
 from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, OUTPUTS
 
@@ -33,27 +31,6 @@ OPSET = 20
 MAX_BYTES_IN_ONE_FILE = 1_900_000_000
 """ONNX files are protocol buffers of at most 2 GB: the weights of larger models are in a file beside."""
 EXAMPLE_ROWS, EXAMPLE_TOKENS = 2, 8
-
-
-def load(auto_class: str, folder: Path) -> PreTrainedModel:
-    """A trained model in 32-bit floats on the CPU, dropout off. Raises UserError if it lacks weights."""
-    config = without_code(
-        transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    )
-    loaded, found = getattr(transformers, auto_class).from_pretrained(
-        folder,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="eager",  # a graph that runtimes fuse: torch's own attention has guards against NaN
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
-    require_whole(loaded, folder, missing_weights(found))
-    whole: PreTrainedModel = loaded.eval()
-    return whole
 
 
 def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
@@ -119,19 +96,26 @@ def export(auto_class: str, folder: Path, exports: Sequence[str], out: Path) -> 
 
     Raises UserError if the model cannot be converted.
     """
-    files = {name: out / EXPORTS[name] for name in exports}
+    files = {name: out / EXPORTS[name].file for name in exports}
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as aside:
         plain = files.get("onnx", Path(aside, "model.onnx"))
-        convert(load(auto_class, folder), auto_class, plain)
+        convert(load_for_export(auto_class, folder, eager=True), auto_class, plain)
         if "onnx-int8" in files:
             quantize(plain, files["onnx-int8"])
     return files
 
 
-def size_of(file: Path) -> int:
-    """The bytes of an ONNX file, with its weights if they are in a file beside."""
-    return sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*"))
+def open_export(name: str, exports: Path, config: Any) -> OnnxModel:
+    """An export of a folder of exports, to be run by ONNX Runtime."""
+    return OnnxModel(exports / EXPORTS[name].file, config)
+
+
+def try_export(network: PreTrainedModel, auto_class: str) -> None:
+    """Raises UserError if torch cannot convert the model, whose attention becomes that of exports."""
+    network.set_attn_implementation("eager")
+    with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
+        convert(network.eval(), auto_class, Path(folder) / "model.onnx")
 
 
 class OnnxModel:
@@ -144,6 +128,7 @@ class OnnxModel:
     """
 
     device = torch.device("cpu")
+    judge = "ONNX Runtime"
 
     def __init__(self, file: Path, config: Any, threads: int | None = None) -> None:
         import onnxruntime

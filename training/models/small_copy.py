@@ -7,10 +7,9 @@ seconds too.
 from __future__ import annotations
 
 import copy
-import tempfile
+import importlib
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from training.models import loading
-from training.models.onnx_files import convert, example
+from training.models.onnx_files import example
 from training.problems import Problem, UserError
+from training.recipe.tables.exports import by_module
 
 LAYERS = 2
 MAX_PARAMETERS = 300_000_000
@@ -33,8 +33,8 @@ _LAYER_COUNTS = (
 def find_failures(
     network: PreTrainedModel, auto_class: str, mixed_precision: str, exports: Sequence[str]
 ) -> Iterator[Problem]:
-    """The problems of a number format that the model cannot compute in on this machine's CPU, and of exports that torch
-    cannot convert. `network` is on the meta device; models that are too large for a trial have no problems."""
+    """The problems of a number format that the model cannot compute in on this machine's CPU, and of exports that it
+    cannot have. `network` is on the meta device; models that are too large for a trial have no problems."""
     small = _small_copy(network.config, auto_class)
     if small is None:
         return
@@ -45,13 +45,11 @@ def find_failures(
         reason = textwrap.shorten(str(error), 200, placeholder=" …")
         message = f"{mixed_precision!r} cannot be computed by {type(small).__name__} here ({reason}): set it to no."
         yield Problem(kind="compute", where="compute.mixed_precision", message=message)
-    if exports:
-        small.set_attn_implementation("eager")  # as exports are made
-        with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-            try:
-                convert(small.eval(), auto_class, Path(folder) / "model.onnx")
-            except UserError as error:
-                yield from error.problems
+    for module in by_module(exports):
+        try:
+            importlib.import_module(f"training.models.{module}").try_export(small, auto_class)
+        except UserError as error:
+            yield from error.problems
 
 
 def _failure(model: PreTrainedModel, dtype: torch.dtype) -> Exception | None:

@@ -1,9 +1,9 @@
 """The program that compares exports with their model on the same rows: `python -m training.programs.compare_exports
 JOB`.
 
-inputs     model (the trained model's folder), exports (the output of training.programs.export_onnx), data (SPLIT.arrow,
-           and SPLIT.groups.arrow if rows have groups), tokens (SPLIT.arrow), predictions (SPLIT.parquet of
-           training.programs.predict)
+inputs     model (the trained model's folder), exports (the output of training.programs.export_model), data
+           (SPLIT.arrow, and SPLIT.groups.arrow if rows have groups), tokens (SPLIT.arrow), predictions (SPLIT.parquet
+           of training.programs.predict)
 settings   CompareExportsSettings, below
 output     FORMAT/SPLIT.parquet    the predictions of each export, as training.programs.predict writes the model's
            log/exports.json        the result; a speed is another one each time
@@ -12,6 +12,7 @@ result     by format: training.evaluation.scores.ComparedExport
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import time
@@ -58,7 +59,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     """Predicts the split with each export, compares, and measures. Returns the results by format."""
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
-    from training.models import loading, onnx_files
+    from training.models import loading
 
     loading.make_deterministic()
     settings = CompareExportsSettings.model_validate(job.settings)
@@ -79,7 +80,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     found: dict[str, ComparedExport] = {}
     groups = Groups.read(Path(job.inputs["data"]), split, old)
     for number, name in enumerate(settings.exports):
-        model = onnx_files.OnnxModel(exports / EXPORTS[name], network.config)
+        module = importlib.import_module(f"training.models.{EXPORTS[name].module}")
+        model = module.open_export(name, exports, network.config)
         report = progress_of_rows(events, split, number * len(rows), len(settings.exports) * len(rows))
         predictions = task_type.decode(predict_with(model, rows, report=report), tokenizer)
         file = job_dir / OUTPUT / name / f"{split}.parquet"
@@ -88,7 +90,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         comparison = compare_models(read_predictions(task_type, file, labels), old, settings, groups=groups)
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         found[name] = ComparedExport(
-            bytes=onnx_files.size_of(exports / EXPORTS[name]),
+            bytes=EXPORTS[name].size_in(exports),
+            judge=model.judge,
             rows_per_second=round(len(timed) / seconds[0], 1),
             torch_rows_per_second=round(len(timed) / seconds[1], 1),
             torch_precision=precision,

@@ -28,7 +28,7 @@ from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
 from training.programs.check_model import CheckedModel, CheckModelSettings
 from training.recipe import Recipe
-from training.recipe.tables.exports import PACKAGES, missing_packages
+from training.recipe.tables.exports import libraries_of, missing_packages
 
 __all__ = ["CheckedModel", "require_model"]
 
@@ -58,7 +58,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
         attn_implementation=recipe.model.attn_implementation,
         use_liger_kernel=recipe.training.use_liger_kernel,
         mixed_precision=mixed_precision() if (chosen := recipe.compute.mixed_precision) == "auto" else chosen,
-        exports=[] if missing_packages() else list(recipe.release.exports),
+        exports=[name for name in recipe.release.exports if not missing_packages([name])],
         config=config,
         weights=read_shapes({path.name: path for path in model.iterdir()}, field) if model else None,
         field=field,
@@ -67,8 +67,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
     own, installed = users_code(task_types.user_code(recipe.task))
     code = code_digests([PROGRAM, *task_types.code_modules(recipe.task), *own])
     optional = [name for name in ("peft", "liger-kernel") if find_spec(name.replace("-", "_"))]
-    optional += PACKAGES if settings.exports else ()
-    libraries = library_versions(["transformers", "torch", *optional, *installed])
+    libraries = library_versions(["transformers", "torch", *optional, *libraries_of(settings.exports), *installed])
     checked = home() / "checked" / digest_of([written, code, libraries])[:40]
     with contextlib.suppress(OSError, ValueError):
         return CheckedModel.model_validate_json(checked.read_bytes())

@@ -47,7 +47,7 @@ ALLOWED = {
     # Declarations alone: the values are inputs of the stage.
     "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
-    "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS"},
+    "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS", "by_module"},
     # Names of fields and of a slice, and a section; the fields' values are inputs of the stage.
     "training.recipe.data_fields": {"DATASET", "OF_MIXTURE", "SHARED", "Negatives"},
     # The digest of the rows that it reads is an input of the stage.
@@ -63,7 +63,7 @@ ALLOWED_WHOLE = ("tasks.", "training.jobs", "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
     "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
-    "training.recipe.tables.exports": {"INSTALL", "missing_packages"},
+    "training.recipe.tables.exports": {"libraries_of", "missing_packages"},
     "training.recipe.field_types": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows", "takes_template"},
     "training.recipe.rules.training_rules": {"unfitting_weights"},

@@ -23,7 +23,7 @@ from tests.training.programs_here import run
 from training.evaluation.scores import ComparedExport
 from training.jobs.protocol import OUTPUT
 from training.models.loading import export, load_for_training, load_tokenizer
-from training.programs import compare_exports, export_onnx, predict
+from training.programs import compare_exports, export_model, predict
 from training.recipe.tables.exports import EXPORTS
 from training.task_types import load
 
@@ -48,7 +48,7 @@ class World:
         settings = {"splits": ["validation"], "batch_size": 16, "mixed_precision": "no"}
         self.run("predictions", predict, {"task": task, "options": self.options, **settings})
         exports = {"auto_class": load(task).auto_class, "exports": ["onnx", "onnx-int8"]}
-        self.run("exports", export_onnx, exports)
+        self.run("exports", export_model, exports)
 
     def run(self, name: str, program: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
         """Runs a program, whose output is an input of later ones."""
@@ -146,7 +146,7 @@ def test_exports_of_embeddings_and_rerankers_give_the_same_numbers_and_one_that_
     task: str, metric: str, row: Any, unit: str, tmp_path: Path
 ) -> None:
     world = World(task, metric, tmp_path, row)
-    destroy(world.inputs["exports"] / EXPORTS["onnx-int8"])
+    destroy(world.inputs["exports"] / EXPORTS["onnx-int8"].file)
     found = world.compare(margin=0.1)
     assert {name: one["released"] for name, one in found.items()} == {"onnx": True, "onnx-int8": False}
     comparison = found["onnx"]["comparison"]

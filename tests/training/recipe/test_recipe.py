@@ -860,7 +860,7 @@ def test_contradicting_limits_of_answers_are_reported_by_their_fields() -> None:
     }
 
 
-def test_exports_have_a_format_once_and_are_of_models_that_do_not_generate_text() -> None:
+def test_exports_have_a_format_once_that_models_of_the_task_have() -> None:
     assert problems(overrides={"release.exports": ["onnx", "onnx"]}) == {
         "release.exports[1]": "'onnx' is listed twice."
     }
@@ -870,5 +870,6 @@ def test_exports_have_a_format_once_and_are_of_models_that_do_not_generate_text(
         "release.export_margin",
     }
     texts = PLAIN | {"task": "causal-lm", "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
-    found = problems(texts, {"release.exports": ["onnx"]})["release.exports"]
-    assert found.startswith("task causal-lm has models of AutoModelForCausalLM, and exports are for AutoModelFor")
+    found = problems(texts, {"release.exports": ["onnx"]})["release.exports[0]"]
+    assert found.startswith("'onnx' is for models of AutoModelForSequenceClassification, AutoModelFor")
+    assert "and task causal-lm has models of AutoModelForCausalLM: " in found

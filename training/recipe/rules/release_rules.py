@@ -12,7 +12,7 @@ from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.data_rules import holds_out_test
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
 from training.recipe.rules.slice_rules import LABEL, slice_of, slices_of_any_rows
-from training.recipe.tables.exports import OUTPUTS
+from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import (
     MANY_LABELS,
     METRICS,
@@ -314,10 +314,13 @@ def _exports(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if name in exports[:index]:
             yield f"release.exports[{index}]", f"{name!r} is listed twice."
     auto_class = task_type_of(written).auto_class
-    if exports and auto_class not in OUTPUTS:
-        message = f"task {written['task']} has models of {auto_class}, and exports are for "
-        message += f"{', '.join(OUTPUTS)}: remove it. Servers of language models read the model's own files"
-        yield "release.exports", f"{message}: docs/how-to/serve.md."
+    fitting = [name for name, form in EXPORTS.items() if auto_class in form.classes]
+    for index, name in enumerate(exports):
+        if name in EXPORTS and name not in fitting:
+            message = f"{name!r} is for models of {', '.join(EXPORTS[name].classes)}, and task {written['task']} has "
+            message += f"models of {auto_class}: "
+            message += f"choose from {', '.join(fitting)}." if fitting else "remove it."
+            yield f"release.exports[{index}]", message
 
 
 def _calibration(name: str, written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -1,17 +1,19 @@
-"""The program that exports a trained model to other formats: `python -m training.programs.export_onnx JOB`.
+"""The program that exports a trained model to other formats: `python -m training.programs.export_model JOB`.
 
 inputs     model (the trained model's folder)
 settings   ExportSettings, below
-output     the file of each format, by its name in training.recipe.tables.exports
+output     the files of each format, by their names in training.recipe.tables.exports
 result     ExportResult, below
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
+from training.recipe.tables.exports import EXPORTS, by_module
 
 
 class ExportResult(Result):
@@ -32,11 +34,10 @@ class ExportSettings(Settings):
 
 def main(job_dir: Path, job: Job, events: Events) -> ExportResult:
     """Writes all formats."""
-    from training.models import onnx_files
-
-    settings, folder = ExportSettings.model_validate(job.settings), Path(job.inputs["model"])
-    files = onnx_files.export(settings.auto_class, folder, settings.exports, job_dir / OUTPUT)
-    return ExportResult(bytes={name: onnx_files.size_of(file) for name, file in files.items()})
+    settings, folder, out = ExportSettings.model_validate(job.settings), Path(job.inputs["model"]), job_dir / OUTPUT
+    for module, names in by_module(settings.exports).items():
+        importlib.import_module(f"training.models.{module}").export(settings.auto_class, folder, names, out)
+    return ExportResult(bytes={name: EXPORTS[name].size_in(out) for name in settings.exports})
 
 
 if __name__ == "__main__":
