@@ -105,14 +105,15 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "format",
         metavar="FORMAT",
         choices=FORMATS,
-        help="onnx: 32-bit floats; onnx-int8: weights in 8 bits; safetensors: one file of weights, for servers and "
-        "converters",
+        help="; ".join(f"{name}: {form.description}" for name, form in EXPORTS.items())
+        + "; safetensors: one file of weights, for servers and converters",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to write, new or empty")
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a registered version as a folder for other tools: ONNX for encoders, safetensors for every model.
+    """Write a registered version as a folder for other tools: ONNX for encoders, GGUF and weights of fewer bits for
+    language models, safetensors for every model.
 
     An export that was released with the version is downloaded; another one is made, and was not compared with the
     model.

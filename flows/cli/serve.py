@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
 from tasks.servers import SERVE_PORT, announce_serving
+from tasks.serving.llama_cpp import FORMATS
 from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError
@@ -23,6 +24,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vllm", metavar="ARGUMENTS", default="", help="further arguments of `vllm serve`, in one word"
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="",
+        help="serve a GGUF file that was released with the version, by llama.cpp; gguf: the smallest",
     )
     parser.add_argument("--batch-size", metavar="ROWS", type=int, default=32, help="rows in one forward pass")
     parser.add_argument("--record", metavar="FOLDER", type=Path, help="record served rows and their predictions here")
@@ -62,6 +69,7 @@ def serve(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         engine=arguments.engine,
         vllm_arguments=tuple(vllm_arguments),
+        format=arguments.format,
         batch_size=arguments.batch_size,
         record=arguments.record,
         record_share=arguments.record_share,
@@ -86,7 +94,10 @@ def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
         and f"{arguments.record_share:g} is given: give more than 0 and at most 1.",
         "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
     }
-    if arguments.engine == "vllm":
+    if arguments.format:
+        wrong["--engine"] = arguments.engine == "vllm" and "does not read GGUF: leave it out, or --format."
+        wrong["--record"] = bool(arguments.record) and "is not possible with --format: leave one of them out."
+    elif arguments.engine == "vllm":
         wrong["--record"] = bool(arguments.record) and "is not possible with --engine vllm: leave one of them out."
     else:
         wrong["--vllm"] = bool(arguments.vllm) and "is for --engine vllm: add it, or leave this out."

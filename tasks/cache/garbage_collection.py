@@ -39,7 +39,7 @@ REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
 UNFINISHED = "unfinished"
 """A file in such a home whose path was not printed yet: once its process is dead, the home may be removed."""
-SERVED = ("serve-", "vllm-")
+SERVED = ("serve-", "vllm-", "llama-cpp-")
 """The beginnings of the names of servers' jobs. A server removes its own at its end, unless it is killed."""
 LOCK = "home"
 # Setting folders aside takes no longer than a query of MLflow; a run takes longer.

@@ -33,6 +33,7 @@ from training.recipe.tables.exports import EXPORTS, ExportFormat, missing_packag
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 
 PROGRAM = "tasks.registry.version_exports"
@@ -79,10 +80,8 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
 
     Raises UserError if the model has no such export or a package is missing; MlflowFailed if MLflow does not answer.
     """
-    with mlflow_errors():
-        client = connect()
-        version = need_version(client, need_model(client, model.name), version=model.version)
-    released = read_tag(version, EXPORTS_TAG, dict[str, ComparedExport], "{}").get(name)
+    version = _find_version(model)
+    released = _released(version).get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
@@ -98,6 +97,21 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
         shutil.copytree(work.job / OUTPUT, aside)
         aside.rename(out.absolute())
     return released.model_dump(mode="json") if released else None
+
+
+def find_released(model: ModelSpec) -> dict[str, ComparedExport]:
+    """The exports that were released with a version, by format. Raises MlflowFailed if MLflow does not answer."""
+    return _released(_find_version(model))
+
+
+def _find_version(model: ModelSpec) -> ModelVersion:
+    with mlflow_errors():
+        client = connect()
+        return need_version(client, need_model(client, model.name), version=model.version)
+
+
+def _released(version: ModelVersion) -> dict[str, ComparedExport]:
+    return read_tag(version, EXPORTS_TAG, dict[str, ComparedExport], "{}")
 
 
 def _download_released(run_id: str, form: ExportFormat, out: Path) -> Path:

@@ -233,25 +233,40 @@ def describe_verdict(verdict: Verdict) -> str:
 def summarize_exports(exports: Mapping[str, ComparedExport]) -> str:
     """`onnx-int8 released, 812 rows/s (3.4 times torch)`, for each export."""
     return "; ".join(
-        f"{name} {'released' if one.released else 'not released'}, {one.rows_per_second:,.0f} rows/s "
-        f"({one.rows_per_second / one.torch_rows_per_second:.1f} times torch)"
-        for name, one in exports.items()
+        f"{name} {'released' if one.released else 'not released'}, {format_speed(one)}" for name, one in exports.items()
     )
 
 
+def format_speed(export: ComparedExport) -> str:
+    """`812 rows/s (3.4 times torch)`, or `judged by its weights in torch`."""
+    if export.rows_per_second is None:
+        return f"judged by {export.judge}"
+    times = export.rows_per_second / export.torch_rows_per_second
+    return f"{export.rows_per_second:,.0f} rows/s ({times:.1f} times torch)"
+
+
 def tabulate_exports(exports: Mapping[str, ComparedExport]) -> list[dict[str, str]]:
-    """One row per export: file, size, speed beside that of torch, and the metric beside that of the model."""
+    """One row per export: size, speed beside that of torch, in tokens for models that generate texts, and the metrics
+    beside those of the model."""
     table = []
     for name, one in exports.items():
         comparison = one.comparison
         precision = {"no": "fp32"}.get(one.torch_precision, one.torch_precision)
+        unit, per_row = ("rows/s", 1.0) if one.tokens_per_row is None else ("tokens/s", one.tokens_per_row)
+        others = {
+            f"{metric} (of the model)": f"{format_value(value)} ({format_value(one.model_metrics[metric])})"
+            for metric, value in one.metrics.items()
+            if metric != comparison.metric
+        }
         table.append(
             {
                 "export": name,
                 "released": "yes" if one.released else "no",
+                "judged by": one.judge,
                 "size": format_size(one.bytes),
-                "rows/s": f"{one.rows_per_second:,.0f}",
-                f"torch {precision}, rows/s": f"{one.torch_rows_per_second:,.0f}",
+                unit: "" if one.rows_per_second is None else f"{per_row * one.rows_per_second:,.0f}",
+                f"torch {precision}, {unit}": f"{per_row * one.torch_rows_per_second:,.0f}",
+                **others,
                 f"{comparison.split}.{comparison.metric}": format_value(comparison.value),
                 "of the model": format_value(comparison.champion_value),
                 f"worse by at most, {100 * comparison.confidence:g}%": format_value(-min(comparison.at_least, 0.0)),
@@ -266,6 +281,9 @@ def describe_refused(name: str, export: ComparedExport) -> str:
     found = export.comparison
     rows = f"{found.rows:,} {found.unit} of {found.split}"
     values = f"{found.metric} {format_value(found.value)} against {format_value(found.champion_value)} of the model"
+    if found.better:
+        message = f"{name} is not released: {export.judge} reads {export.other_tokens} rows of {found.split} as other"
+        return f"{message} tokens than the model's tokenizer: leave this export out."
     if found.gain < found.margin:
         reason = f"it is worse by more than {-found.margin:g}"
         step = "allow a larger release.export_margin, or leave this export out"

@@ -30,10 +30,12 @@ from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT, services_folder, take_port
 from tasks.services.limited_http import LimitedHttp
 from tasks.services.request_guard import App, Guard
-from tasks.serving import vllm
+from tasks.serving import openai_server
 from tasks.serving.http_api import Counted, build_app, limit_body_time, read_as_json
+from tasks.serving.llama_cpp import LlamaCppProcess
 from tasks.serving.metrics import Metrics
 from tasks.serving.model_process import ModelProcess
+from tasks.serving.openai_server import OpenaiServer
 from tasks.serving.page import OPEN_PATHS, example_command, find_paths
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.served_model import ServedModel
@@ -99,6 +101,8 @@ class ServeOptions:
     batch_size: int = 32
     engine: Literal["transformers", "vllm"] = "transformers"
     vllm_arguments: tuple[str, ...] = ()
+    format: str = ""
+    """Of the export that is served, one of tasks.serving.llama_cpp.FORMATS; empty for the model itself."""
     record: Path | None = None
     record_share: float = 1.0
     record_rows: int = 100_000
@@ -129,6 +133,8 @@ def serve(options: ServeOptions, on_ready: Callable[[str, str], None]) -> None:
 
 async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Callable[[str, str], None]) -> None:
     def load(model: ModelSpec, on_end: Callable[[Any], None]) -> Any:
+        if options.format:
+            return LlamaCppProcess(model, options.format, on_end)
         if options.engine == "vllm":
             return VllmProcess(model, options.vllm_arguments, on_end)
         return ModelProcess(model, options.batch_size, on_end)
@@ -151,8 +157,8 @@ async def _serve(options: ServeOptions, listening: socket.socket, on_ready: Call
     assert served.current is not None
     model, metrics = served.current.model, Metrics(served)
     generates, has_template = can_talk(model.task["task"]), True
-    if options.engine == "vllm":
-        app = vllm.build_app(served, metrics)
+    if isinstance(served.current, OpenaiServer):
+        app = openai_server.build_app(served, metrics, type(served.current))
     else:
         has_template = generates and served.current.has_chat_template
         recorded = _open_records(options, metrics, served.current.model.columns)

@@ -71,7 +71,10 @@ def compare_exports(
 
     The exports, the model with its predictions, the rows, the metric, the margin and the confidence.
     """
-    split, metrics = recipe.judged_split, recipe.compared_metrics
+    split, reported = recipe.judged_split, recipe.export_metrics
+    figure = reported[0]
+    metrics = recipe.compared_metrics if figure == recipe.compared_by else [figure]
+    named = [*dict.fromkeys([*metrics, *reported])]
     task_type = task_types.load(**recipe.task_and_options)
     return StageJob(
         "training.programs.compare_exports",
@@ -80,7 +83,8 @@ def compare_exports(
             options=task_type.options_of("predict") | task_type.options_of("compare"),
             split=split,
             metrics=metrics,
-            figure=recipe.compared_by,
+            reported=[name for name in reported if name in recipe.evaluation.metrics],
+            figure=figure,
             less_is_better=recipe.less_is_better,
             margin=-recipe.release.export_margin,
             confidence=recipe.release.gate.confidence,
@@ -96,14 +100,14 @@ def compare_exports(
             "tokens": files_of(tokens, [f"{split}.arrow"]),
             "predictions": files_of(predictions, [f"{split}.parquet"]),
         },
-        tables={"table": entries({recipe.compared_by, *metrics})},
+        tables={"table": entries({*named})},
         code=[
             *_modules(recipe),
             *task_types.code_modules(recipe.task),
-            *task_types.metric_modules(recipe.task, metrics),
+            *task_types.metric_modules(recipe.task, named),
         ],
         users_code=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(named)},
         libraries=(
             *LIBRARIES,
             *libraries_of(recipe.release.exports),
@@ -117,6 +121,7 @@ def compare_exports(
             "batch_size": "training.per_device_eval_batch_size",
             "mixed_precision": "compute.mixed_precision",
             "metrics": "evaluation.metrics",
+            "reported": "evaluation.metrics",
             "figure": "release.gate.compare",
             "margin": "release.export_margin",
             "confidence": "release.gate.confidence",
@@ -130,3 +135,7 @@ def _warn_of_refused(work: Work, found: dict[str, Any]) -> None:
     for name, one in compare_exports.parse(found).items():
         if not one.released:
             work.on_events([{"kind": "warning", "message": describe_refused(name, one)}])
+        elif one.other_tokens:
+            message = f"{name}: {one.judge} reads {one.other_tokens} of the rows as other tokens than the model's "
+            message += "tokenizer, such as texts whose accents are characters of their own."
+            work.on_events([{"kind": "warning", "message": message}])

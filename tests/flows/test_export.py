@@ -8,11 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, states
 from tests.fork_server import call
+from tests.training.language_models import make_model, sentences
 
 ROOT = Path(__file__).parents[2]
 EXPORTS = ["--set", "release.exports=[onnx, onnx-int8]", "--set", "release.export_margin=0.2"]
@@ -73,6 +75,43 @@ def run_shown(printed: Path) -> None:
 
     with printed.open("w") as file, contextlib.redirect_stdout(file):
         runpy.run_path("shown.py")
+
+
+@pytest.mark.drill
+def test_a_language_model_is_released_as_gguf_and_with_fewer_bits_and_both_are_downloaded(
+    server: dict[str, str], tmp_path: Path
+) -> None:
+    call(make_model, tmp_path / "model", "qwen3", 40)
+    for seed, split in enumerate(("train", "validation")):
+        rows = (json.dumps({"text": text}) for text in sentences(200, seed))
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")}
+    checks = dict.fromkeys(("duplicates", "shared_rows"), "ignore")
+    recipe = {
+        "name": "helper",
+        "task": "causal-lm",
+        "data": {"source": "json", "path": str(tmp_path), "splits": files, "text": ["text"], "checks": checks},
+        "model": {"source": "folder", "path": str(tmp_path / "model")},
+        "tokens": {"max_length": 64},
+        "training": {"max_steps": 10, "learning_rate": 1e-3, "per_device_train_batch_size": 16},
+        "evaluation": {"splits": ["validation"], "metrics": ["perplexity", "token_accuracy"]},
+        "release": {"registry": "helper", "exports": ["gguf-q8_0", "int8"], "export_margin": 0.3},
+    }
+    entry = {"name": "helper", "entrypoint": "flows.finetune:finetune", "parameters": {"recipe": recipe}}
+    file, home = tmp_path / "helper.yaml", tmp_path / "home"
+    file.write_text(yaml.safe_dump({"deployments": [entry]}))
+    run = finetune(home, "run", str(file), "--json", str(tmp_path / "out.json"), **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["exports"]
+    assert {name: one["released"] for name, one in found.items()} == {"gguf-q8_0": True, "int8": True}
+    for name, names in {"gguf-q8_0": {"gguf/model-Q8_0.gguf"}, "int8": {"model.safetensors"}}.items():
+        out = tmp_path / name
+        done = finetune(home, "export", "helper", name, "--out", str(out))
+        assert done.returncode == 0 and "Not compared" not in done.stdout, done.stdout + done.stderr
+        written = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
+        assert names | {"config.json", "tokenizer.json", "generation_config.json"} <= written
+        assert len([one for one in written if one.endswith((".gguf", ".safetensors"))]) == 1
+    assert "quantization_config" in json.loads((tmp_path / "int8/config.json").read_text())
 
 
 def test_an_export_that_was_not_released_is_made_on_request_and_a_full_folder_is_kept(

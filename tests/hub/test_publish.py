@@ -279,7 +279,7 @@ def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: 
     released = released_exports({ref.stage: ref for ref in refs.values()})
     text = build_card(CardFacts(recipe(), *facts(refs), released))
     assert "Files: onnx-int8: `onnx/model_quantized.onnx`." in text
-    assert "| onnx-int8 | 23.0 MB | 400 | 200 | 0.8710 | 0.8603 | 0.0040 | 0.01 |" in text
+    assert "| onnx-int8 | ONNX Runtime | 23.0 MB | 400 | 200 | 0.8710 | 0.8603 | 0.0040 | 0.01 |" in text
     assert ModelCard(text).data.tags == ["reviews", "onnx"]
 
 

@@ -242,12 +242,21 @@ class ComparedExport(Result):
     bytes: int
     judge: str = "ONNX Runtime"
     """The runtime that computed the predictions of the export."""
-    rows_per_second: float
+    rows_per_second: float | None
+    """None if the export was judged by its weights in torch, whose speed is not that of its runtime."""
     torch_rows_per_second: float
     """Of the model, on the CPU and the same rows."""
+    tokens_per_row: float | None = None
+    """Of the rows that were timed; None if the model generates no texts."""
     torch_precision: str
     """no, bf16 or fp16."""
     released: bool
-    """Whether the export is not inferior."""
+    """Whether the export is not inferior, and its tokenizer reads texts as the model's."""
+    other_tokens: int | None = None
+    """Rows that the runtime's tokenizer reads otherwise than the model's, of TIMED_ROWS; None if it has none."""
+    metrics: dict[str, Number] = Field(default_factory=dict)
+    """The export's metrics on the rows of the comparison, without those of generated answers."""
+    model_metrics: dict[str, Number] = Field(default_factory=dict)
+    """The same of the model."""
     comparison: Comparison
     """With the model in place of the champion."""

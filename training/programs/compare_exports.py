@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from training import task_types
@@ -35,11 +36,15 @@ from training.programs.score import read_predictions
 from training.recipe.tables.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from training.batching.batches import TokenRows
 
 Report = Callable[[int], None]
 TIMED_ROWS = 256
 """Rows of the split, evenly spread, on which the speeds are measured."""
+MOST_OTHER_TOKENS = 0.01
+"""The share of rows that the tokenizer of an export may read otherwise, such as texts in an unusual Unicode form."""
 ROUNDS = 3
 """Timed passes over these rows, of export and model in turn; the median counts."""
 
@@ -49,6 +54,8 @@ class CompareExportsSettings(CompareSettings):
 
     exports: list[str]
     """Formats."""
+    reported: list[str] = Field(default_factory=list)
+    """Metrics whose values are given besides."""
     batch_size: int
     """Rows in one forward pass."""
     mixed_precision: Literal["no", "bf16", "fp16"]
@@ -59,6 +66,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     """Predicts the split with each export, compares, and measures. Returns the results by format."""
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
+    from training.evaluation.metrics import compute
     from training.models import loading
 
     loading.make_deterministic()
@@ -87,15 +95,21 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         file = job_dir / OUTPUT / name / f"{split}.parquet"
         file.parent.mkdir()
         write(file, predictions, rows)
-        comparison = compare_models(read_predictions(task_type, file, labels), old, settings, groups=groups)
+        new = read_predictions(task_type, file, labels)
+        comparison = compare_models(new, old, settings, groups=groups)
+        other_tokens = count_other_tokens(model.tokenize, tokenizer, timed) if hasattr(model, "tokenize") else None
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         found[name] = ComparedExport(
             bytes=EXPORTS[name].size_in(exports),
             judge=model.judge,
-            rows_per_second=round(len(timed) / seconds[0], 1),
+            rows_per_second=round(len(timed) / seconds[0], 1) if getattr(model, "is_timed", True) else None,
             torch_rows_per_second=round(len(timed) / seconds[1], 1),
             torch_precision=precision,
-            released=comparison.better,
+            tokens_per_row=round(float(timed.tokens.mean()), 1) if task_type.generates_text else None,
+            released=comparison.better and (other_tokens or 0) <= MOST_OTHER_TOKENS * len(timed),
+            other_tokens=other_tokens,
+            metrics=compute(settings.reported, new),
+            model_metrics=compute(settings.reported, old),
             comparison=comparison,
         )
     (job_dir / OUTPUT / "log").mkdir()
@@ -111,6 +125,14 @@ def sample(rows: TokenRows) -> TokenRows:
         return TokenRows(rows.table.slice(0, TIMED_ROWS))
     places = np.unique(np.linspace(0, len(rows) - 1, min(TIMED_ROWS, len(rows))).astype(np.int64))
     return TokenRows(rows.table.take(places))
+
+
+def count_other_tokens(
+    tokenize: Callable[[str], list[int]], tokenizer: PreTrainedTokenizerBase, rows: TokenRows
+) -> int:
+    """The rows whose text has other tokens by `tokenize` than by the model's tokenizer."""
+    texts = [tokenizer.decode(rows[number]["input_ids"]) for number in range(len(rows))]
+    return sum(tokenize(text) != tokenizer(text, add_special_tokens=False).input_ids for text in texts)
 
 
 def measure_in_turn(*works: Callable[[], object]) -> list[float]:

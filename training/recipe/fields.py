@@ -475,9 +475,10 @@ class Release(Section):
     hub: Hub | None = None
     """Publication of promoted models (null: not published)."""
     exports: list[Annotated[str, NameIn(EXPORTS)]] = Field(default_factory=list)
-    """Other formats in which the model is released, of classes that do not generate text. onnx: ONNX with 32-bit
-    floats. onnx-int8: ONNX with weights in 8 bits, for CPUs. Each export predicts the rows of the judged split, and is
-    released with the model if it is not inferior by export_margin: docs/how-to/export.md."""
+    """Other formats in which the model is released. Of encoders: onnx, ONNX with 32-bit floats; onnx-int8, with weights
+    in 8 bits, for CPUs. Of language models: gguf-f16, gguf-q8_0, gguf-q4_0 and gguf-q4_k_m, for llama.cpp; int8 and
+    int4, safetensors with weights of so many bits. Each export predicts the rows of the judged split, and is released
+    with the model if it is not inferior by export_margin: docs/how-to/export.md."""
     export_margin: float = Field(default=0.01, gt=0)
     """The largest loss of an export against the model, in the unit of the metric that the gate compares by: an export
     is released if a larger loss is ruled out at release.gate.confidence, by a paired test on the same rows."""
@@ -560,6 +561,13 @@ class Recipe(Section):
         if self.compared_by == WIN_RATE:
             return []
         return [self.compared_by] if self.compared_by in METRICS else list(self.evaluation.metrics)
+
+    @property
+    def export_metrics(self) -> list[str]:
+        """The metrics of exports, which generate no answers; the first is the one that they are compared by."""
+        names = dict.fromkeys([self.compared_by, *self.evaluation.metrics])
+        answers = specification(**self.task_and_options).answer_metrics
+        return [name for name in names if name != WIN_RATE and name not in answers]
 
     @property
     def less_is_better(self) -> list[str]:

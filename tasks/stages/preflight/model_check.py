@@ -23,12 +23,13 @@ from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tasks.registry.champions import fetch_config
 from training import task_types
 from training.jobs.protocol import Job, write_atomically
+from training.models import gguf_vocabulary
 from training.models.repository_files import read_json
 from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
 from training.programs.check_model import CheckedModel, CheckModelSettings
 from training.recipe import Recipe
-from training.recipe.tables.exports import libraries_of, missing_packages
+from training.recipe.tables.exports import EXPORTS, libraries_of, missing_packages
 
 __all__ = ["CheckedModel", "require_model"]
 
@@ -47,6 +48,11 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
     field = lock.start_field if lock.start else "model.config" if recipe.model.source == "scratch" else "model.path"
     if model is None:
         model = _find_folder(recipe, lock)
+    if model and any(EXPORTS[name].for_known_tokenizers for name in recipe.release.exports):
+        place = beside if (beside := model.parent / "tokenizer").is_dir() else model
+        is_here = place == beside or (place / gguf_vocabulary.TOKENIZER).is_file()
+        if is_here and (problems := [*gguf_vocabulary.find_problems(place)]):
+            raise UserError(problems)
     config = read_json(model / "config.json") if model else _configuration(recipe, lock, field, download)
     if not config:
         return CheckedModel(notes=[f"{field} was not checked: its config.json is empty, or not on this machine yet."])

@@ -872,4 +872,22 @@ def test_exports_have_a_format_once_that_models_of_the_task_have() -> None:
     texts = PLAIN | {"task": "causal-lm", "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     found = problems(texts, {"release.exports": ["onnx"]})["release.exports[0]"]
     assert found.startswith("'onnx' is for models of AutoModelForSequenceClassification, AutoModelFor")
-    assert "and task causal-lm has models of AutoModelForCausalLM: " in found
+    assert found.endswith(
+        "and task causal-lm has models of AutoModelForCausalLM: choose from gguf-f16, gguf-q8_0, gguf-q4_0, "
+        "gguf-q4_k_m, int8, int4."
+    )
+    assert parse(texts, {"release.exports": ["gguf-q8_0", "int8"]}).release.exports == ["gguf-q8_0", "int8"]
+    scratch = {"source": "scratch", "path": None, "config": {"model_type": "llama", "vocab_size": 100}}
+    assert problems(texts | {"model": scratch}, {"release.exports": ["gguf-q8_0", "int8"]}) == {
+        "release.exports[0]": "'gguf-q8_0' is for tokenizers that llama.cpp has, and model.source: scratch makes one "
+        "of its own: start from a base model, or leave it out."
+    }
+
+
+def test_exports_are_compared_by_a_metric_that_needs_no_generated_answers() -> None:
+    chosen = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    pairs = PLAIN | {"task": "preference", "data": {"source": "csv", "path": "reviews", "columns": chosen}}
+    exported = {"release.exports": ["int8"], "evaluation.metrics": ["generated_length", "accuracy"]}
+    assert parse(pairs, exported).export_metrics == ["accuracy"]
+    found = problems(pairs, exported | {"evaluation.metrics": ["generated_length"]})["release.exports"]
+    assert found == "are compared without generated answers: add a metric that needs none to evaluation.metrics."

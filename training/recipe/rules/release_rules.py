@@ -321,6 +321,13 @@ def _exports(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             message += f"models of {auto_class}: "
             message += f"choose from {', '.join(fitting)}." if fitting else "remove it."
             yield f"release.exports[{index}]", message
+        elif name in EXPORTS and EXPORTS[name].for_known_tokenizers and written["model.source"] == "scratch":
+            message = f"{name!r} is for tokenizers that llama.cpp has, and model.source: scratch makes one of its own: "
+            yield f"release.exports[{index}]", f"{message}start from a base model, or leave it out."
+    answers = {*task_type_of(written).answer_metrics, WIN_RATE}
+    if exports and {*written["evaluation.metrics"], written["release.gate.compare"]} <= {*answers, None}:
+        message = "are compared without generated answers: add a metric that needs none to evaluation.metrics."
+        yield "release.exports", message
 
 
 def _calibration(name: str, written: WrittenRecipe) -> Iterator[tuple[str, str]]:

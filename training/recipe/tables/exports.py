@@ -34,6 +34,8 @@ class ExportFormat:
     tag: str
     """Of the Hub's repositories that have such files."""
     description: str
+    for_known_tokenizers: bool = False
+    """Whether its runtime has tokenizers of its own: training.models.gguf_vocabulary."""
     runtimes: Mapping[str, str] = field(default_factory=dict)
     """Packages that need not be installed, in the same form: the runtime that judges the exports."""
     is_folder: bool = False
@@ -69,10 +71,42 @@ _ONNX: Mapping[str, Any] = {
     "tag": "onnx",
 }
 
+_LLAMA_CPP = {"llama_cpp": "llama_cpp_python"}
+_GGUF: Mapping[str, Any] = {
+    "module": "gguf_files",
+    "classes": ["AutoModelForCausalLM"],
+    "packages": {"gguf": "gguf"},
+    "extra": "gguf",
+    "tag": "gguf",
+    "for_known_tokenizers": True,
+    "runtimes": _LLAMA_CPP,
+}
+_OF_RUNTIME = {**_GGUF, "packages": {**_GGUF["packages"], **_LLAMA_CPP}, "extra": "llama-cpp"}
+_WHOLE_NUMBERS: Mapping[str, Any] = {
+    "module": "whole_number_weights",
+    "classes": ["AutoModelForCausalLM", "AutoModelForSeq2SeqLM"],
+    "packages": {"compressed_tensors": "compressed-tensors"},
+    "extra": "compressed",
+    "tag": "compressed-tensors",
+    "is_folder": True,
+}
+
 EXPORTS: Mapping[str, ExportFormat] = {
     # Transformers.js and Optimum look for these files beside a model's config.json.
     "onnx": ExportFormat("onnx/model.onnx", **_ONNX, description="32-bit floats"),
     "onnx-int8": ExportFormat("onnx/model_quantized.onnx", **_ONNX, description="weights in 8 bits, for CPUs"),
+    "gguf-f16": ExportFormat("gguf/model-F16.gguf", **_GGUF, description="for llama.cpp, 16-bit floats"),
+    "gguf-q8_0": ExportFormat("gguf/model-Q8_0.gguf", **_GGUF, description="for llama.cpp, weights in 8 bits"),
+    "gguf-q4_0": ExportFormat("gguf/model-Q4_0.gguf", **_GGUF, description="for llama.cpp, weights in 4 bits"),
+    "gguf-q4_k_m": ExportFormat(
+        "gguf/model-Q4_K_M.gguf", **_OF_RUNTIME, description="for llama.cpp, weights in 4 to 6 bits"
+    ),
+    "int8": ExportFormat(
+        "int8/model.safetensors", **_WHOLE_NUMBERS, description="for transformers and vLLM, weights in 8 bits"
+    ),
+    "int4": ExportFormat(
+        "int4/model.safetensors", **_WHOLE_NUMBERS, description="for transformers and vLLM, weights in 4 bits"
+    ),
 }
 
 
