@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from training.distributed import machine_files, ranks
 from training.engine import checkpoints, inference
 from training.engine.throughput import PROGRESS_EVERY_S
 from training.jobs.protocol import Events, rank
-from training.models import adapters, loading
+from training.models import adapters, classifier_inputs, loading
 from training.problems import UserError
-from training.task_types.task_type import Calibrated
+from training.task_types.sequence_level import logits_of
+from training.task_types.task_type import Calibrated, FittedHead
 
 if TYPE_CHECKING:
-    import torch
-
     from training.engine.fit_settings import FitSettings
     from training.engine.training_task import Task, Trained
 
@@ -45,6 +46,32 @@ def export(
     loading.export(network, tokenizer, out / "model", weights)
     for name, text in task.task_type.exported_files(out / "model").items():
         (out / "model" / name).write_text(text, encoding="utf-8")
+
+
+def fit_head(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:
+    """Adds the head of a task type that fits it after training to the exported model; every rank calls it.
+
+    The exported weights give the embeddings of the training rows. `steps` are those of the training.
+    """
+    task_type = task.task_type
+    if not isinstance(task_type, FittedHead):
+        return
+    gc.collect()  # the optimizer's state
+    machine_files.distribute(exported)
+    network = loading.load_base(task_type, exported, seed=task.training.seed).to(task.model.device)
+    name, head = classifier_inputs.take_head(network)
+    size, precision = task.training.per_device_eval_batch_size, task.compute.mixed_precision
+    report = _evaluation_progress(task.events, steps)
+    predictions = inference.predict(task_type, network, task.train, task.collate, size, precision, report)
+    if rank() == 0:
+        embeddings, given = logits_of(predictions, head.in_features), predictions["label"].to_numpy()
+        weights, biases = task_type.fit_head(embeddings, given, len(labels), with_bias=head.bias is not None)
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(weights))
+            if head.bias is not None:
+                head.bias.copy_(torch.from_numpy(biases))
+        classifier_inputs.put_head(network, name, head)
+        network.save_pretrained(exported)
 
 
 def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> None:

@@ -65,6 +65,7 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> Fi
     output = job_dir / OUTPUT
     if rank() == 0:
         export.export(task, settings, job.inputs, output, trained.weights)
+    export.fit_head(task, settings.labels, output / "model", trained.steps)
     export.calibrate(task, settings.labels, output / "model", trained.steps)
     reported = read_events(job_dir / EVENTS, 0, ["metrics", "speed", "estimate"])[0] if rank() == 0 else []
     if rank() == 0:

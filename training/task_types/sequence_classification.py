@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import PositiveFloat
 
 from training.evaluation.constant_predictions import Baseline, Constant, most_frequent, read_column, smooth_counts
 from training.evaluation.predictions import OneLabel
@@ -43,10 +44,20 @@ if TYPE_CHECKING:
     from training.recipe import Training
     from training.task_types.task_type import Loss
 
+CONTRASTIVE = ("contrastive", "temperature")
+
 
 class SequenceClassification(LabelProbabilities):
     """One label for each row."""
 
+    class Options(LabelProbabilities.Options):
+        contrastive: bool = False
+        """For a few rows of each label: whether training makes the embeddings of rows with the same label similar,
+        before a head is fitted to them (docs/how-to/few-labels.md)."""
+        temperature: PositiveFloat = 0.1
+        """Of the contrastive loss: similarities are divided by it."""
+
+    options: Options
     problem_type = "single_label_classification"
     teacher_outputs = "classes"
     serves: ClassVar = {"label": "string", "score": "double"}
@@ -55,6 +66,19 @@ class SequenceClassification(LabelProbabilities):
     prediction_type: ClassVar = ONE_LABEL
     metrics: ClassVar = metrics_for(ONE_LABEL)
     loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
+
+    def options_of(self, stage: str) -> dict[str, Any]:
+        """Without the options of contrastive training, except those of a training that is."""
+        found = super().options_of(stage)
+        is_used = stage == "fit" and self.options.contrastive
+        return found if is_used else {name: found[name] for name in found if name not in CONTRASTIVE}
+
+    def while_training(self, strategy: str) -> Self:
+        if not self.options.contrastive:
+            return self
+        from training.task_types.contrastive_classification import ContrastiveClassification
+
+        return cast(Self, ContrastiveClassification(self.options.model_dump()))
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the user's loss, optionally with class weights."""

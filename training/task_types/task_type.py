@@ -47,6 +47,7 @@ __all__ = [
     "BaseReference",
     "Calibrated",
     "Column",
+    "FittedHead",
     "GeneratesAnswers",
     "LearnsFromTeacher",
     "Loss",
@@ -288,6 +289,18 @@ class Calibrated(TaskType):
     def calibrate(self, predictions: Predictions) -> dict[str, Any]:
         """These fields of the config. `predictions` are those of the exported weights for the validation split; before
         training they are empty."""
+
+
+class FittedHead(TaskType):
+    """A model that is trained without its head, which is fitted to the embeddings of the training rows afterwards. Its
+    `prepare` removes the head, by training.models.classifier_inputs."""
+
+    @abstractmethod
+    def fit_head(
+        self, embeddings: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], count: int, *, with_bias: bool
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The weights (L, H) and biases (L,) of a head for `count` labels, from (N, H) embeddings, the inputs of the
+        head, and the (N,) labels of the rows. The biases are 0 without `with_bias`."""
 
 
 class BaseReference(TaskType):

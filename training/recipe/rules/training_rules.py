@@ -108,6 +108,24 @@ def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield f"training.{name}", f"does nothing with task {written['task']}: leave it out, or set it to {default}."
 
 
+def _contrastive(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Contrastive training has a loss and a head of its own."""
+    options = written["options"]
+    if "contrastive" not in type(task_type_of(written)).Options.model_fields:
+        return
+    if not options.get("contrastive"):
+        if "temperature" in options:
+            yield "options.temperature", "does nothing without options.contrastive: set that to true, or leave it out."
+        return
+    reasons = dict.fromkeys(_LOSS_FIELDS, "has a loss of its own") | {"lora": "trains all weights"}
+    fields = written.fields("training")
+    for name, reason in reasons.items():
+        default = fields[name].get_default()
+        if written[f"training.{name}"] != default:
+            shown = "null" if default is None else json.dumps(default).strip('"')
+            yield f"training.{name}", f"does nothing with options.contrastive, which {reason}: set it to {shown}."
+
+
 def _loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     loss, gamma, smoothing = (written[f"training.{name}"] for name in ("loss", "focal_gamma", "label_smoothing_factor"))
     if loss not in _LOSSES and not MODULE_AND_NAME.fullmatch(loss):
@@ -285,6 +303,7 @@ TRAINING_RULES: tuple[Rule, ...] = (
     _direction_of_best,
     _metric_while_training,
     _loss_of_the_task_type,
+    _contrastive,
     _loss,
     _engine,
     _class_weights,

@@ -41,6 +41,7 @@ SORTED = 4
 GRADIENT, LOSS, SEED, SHARED = "step_gradient", "step_loss", "step_seed", "step_shared"
 """What a prepared micro-batch has beside its texts: the gradient of each embedding, the loss of the step and the seed
 of its dropout; or that the other ranks have the other rows."""
+ADDED = (GRADIENT, LOSS, SEED, SHARED)
 
 
 @dataclass(frozen=True)
@@ -270,10 +271,12 @@ def _by_blocks(
 
 Embed = Callable[[Any, Batch], torch.Tensor]
 """The embeddings of a batch's texts, (M, D), by a model."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The loss, (), of embeddings (M, D) and the facts of their rows, such as EmbeddingLoss."""
 
 
 def cache_gradients(
-    embed: Embed, loss: EmbeddingLoss, model: Any, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]
+    embed: Embed, loss: Loss, model: Any, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]
 ) -> list[Batch]:
     """The micro-batches of a rank as `step_loss` reads them. `gather` returns a value of every rank."""
     if len(batches) == 1:
@@ -301,7 +304,7 @@ def cache_gradients(
     ]
 
 
-def step_loss(embed: Embed, loss: EmbeddingLoss, model: Any, batch: Batch) -> torch.Tensor:
+def step_loss(embed: Embed, loss: Loss, model: Any, batch: Batch) -> torch.Tensor:
     """The loss of the whole step, (), for a micro-batch of `cache_gradients`. Its gradient is that of the micro-batch's
     own texts, divided by the micro-batch's share of the rows, by which engines weight it."""
     if SHARED in batch:
@@ -319,7 +322,7 @@ def is_prepared(batch: Mapping[str, Any]) -> bool:
 
 
 def _of_all_ranks(
-    loss: EmbeddingLoss, embeddings: torch.Tensor, facts: torch.Tensor, gather: Callable[[Any], list[Any]]
+    loss: Loss, embeddings: torch.Tensor, facts: torch.Tensor, gather: Callable[[Any], list[Any]]
 ) -> tuple[torch.Tensor, int]:
     """The loss over the texts of all ranks, with a gradient for this rank's, and the number of rows."""
     device, parts = embeddings.device, gather((embeddings.detach().cpu(), facts.cpu()))
@@ -336,7 +339,8 @@ def _gather(value: Any) -> list[Any]:
 
 
 def _stack(facts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The facts of all rows, (R, F); F of the row with most texts."""
+    """The facts of all rows, (R, F); F of the row with most texts, or 1 for facts (R,)."""
+    facts = [part.reshape(len(part), -1) for part in facts]
     width = max(part.shape[1] for part in facts)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in facts])
 
