@@ -68,7 +68,9 @@ class ContrastiveClassification(SequenceClassification, WholeStep, FittedHead):
         """The contrastive loss. Raises UserError if optimizer steps are too small for pairs of each label."""
         rows = training.per_device_train_batch_size * training.gradient_accumulation_steps * ranks.world_size()
         if rows < 2 * len(labels):
-            message = f"{rows} rows of an optimizer step have no pair of each of the {len(labels)} labels: raise it, or "
+            message = (
+                f"{rows} rows of an optimizer step have no pair of each of the {len(labels)} labels: raise it, or "
+            )
             message += f"gradient_accumulation_steps, to {2 * len(labels)} rows a step at least (options.contrastive)."
             raise UserError.of("training", "training.per_device_train_batch_size", message)
         single = [labels[label] for label, count in Counter(train.labels.tolist()).items() if count < 2]
@@ -111,7 +113,7 @@ class SupervisedContrast:
 
 
 def logistic_regression(
-    inputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], count: int, *, with_bias: bool
+    inputs: npt.NDArray[np.floating[Any]], labels: npt.NDArray[np.int64], count: int, *, with_bias: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(L, H) weights and (L,) biases of `count` labels, for (N, H) inputs and (N,) labels. Rows are scaled to a mean
     length of 1, and the sum of cross entropies is penalized by half the squared weights, as in scikit-learn with C=1.
@@ -132,6 +134,6 @@ def logistic_regression(
         return float(loss), gradient.ravel()
 
     start = np.zeros(count * columns.shape[1])
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "gtol": 1e-8})
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-14})
     weights = found.x.reshape(count, -1)
     return weights[:, :-1] / scale, weights[:, -1]
