@@ -1,9 +1,9 @@
 """The input of a classifier's head, an embedding of the text: made equal to the embedding that the base model was
 trained to give, and reached without the head.
 
-Classifiers of BERT and its like read the first token through a dense layer with tanh. Base models of sentence embeddings
-mostly give the mean of all tokens. An appended layer whose attention is uniform computes this mean in the first token,
-so that the model stays one that transformers loads by its config.json:
+Classifiers of BERT and similar models read the first token through a dense layer with tanh. Base models for sentence
+embeddings mostly give the mean of all tokens. An appended layer whose attention is uniform computes this mean in the
+first token, so transformers loads the model by its config.json as any other:
 
     query = key = 0             each token attends equally to all tokens that are not padding
     value = 1, output = 100     the mean m of the tokens, which outweighs the token h that is added to it

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import layer_norm
 
 from tests import fork_server
+from tests.arrow import read_arrow
 from tests.raised import Says, raised_problems
 from tests.training import tiny
 from tests.training.forks import assert_same, curve, finish, kill_when, within_a_step
@@ -110,7 +111,6 @@ def test_the_classifier_reads_the_mean_of_the_tokens(model_type: str) -> None:
 
 def test_the_exported_model_is_a_plain_classifier(world: Path, tmp_path: Path) -> None:
     """As transformers alone loads it."""
-    from tests.arrow import read_arrow
     from transformers import AutoModelForSequenceClassification
 
     job = trained(world, tmp_path / "job", 32, 1, num_train_epochs=4)
@@ -158,7 +158,7 @@ def test_a_step_without_pairs_of_each_label_is_refused(world: Path, tmp_path: Pa
     job = tiny.fit_job(world, tmp_path / "job", settings={"options": OPTIONS}, per_device_train_batch_size=5)
     (problem,) = raised_problems(tiny.task_of, job)
     assert (problem.kind, problem.where) == ("training", "training.per_device_train_batch_size")
-    assert problem.message == Says("5 rows …3 labels: …gradient_accumulation_steps, to 6 ")
+    assert problem.message == Says("5 rows a step …3 labels: …gradient_accumulation_steps, to 6 ")
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,9 @@ def _contrastive(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if "temperature" in options:
             yield "options.temperature", "does nothing without options.contrastive: set that to true, or leave it out."
         return
+    if written["task"] != "sequence-classification":
+        yield "options.contrastive", "true is for task sequence-classification alone: leave it out."
+        return
     reasons = dict.fromkeys(_LOSS_FIELDS, "has a loss of its own") | {"lora": "trains all weights"}
     fields = written.fields("training")
     for name, reason in reasons.items():
