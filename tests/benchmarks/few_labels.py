@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,6 +22,8 @@ from tasks.jobs.commands import accelerate_environment
 from tasks.jobs.hardware import mixed_precision
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
+from training.jobs.protocol import CHECKPOINTS
+from training.models.repository_files import name_of
 from training.recipe import Compute, Data, Training
 
 SETS = ("sst2_sentence", "ag_news_10k")
@@ -43,14 +46,14 @@ def measure(subject: Subject) -> list[Row]:
     """The accuracies on the test rows; nothing without sets of rows and a pretrained model."""
     if subject.sets is None or subject.own_model is None:
         return []
-    figures = []
+    figures, model = [], as_stored(subject.own_model, subject.folder / "few labels")
     for name in SETS:
         for rows in EPOCHS:
             found: dict[str, list[float]] = {way: [] for way in WAYS}
             for draw in DRAWS:
-                world = prepare(subject.sets / name, rows, draw, subject.own_model, subject.folder)
+                world = prepare(subject.sets / name, rows, draw, model, subject.folder)
                 for way in WAYS:
-                    found[way].append(accuracy(world, subject.own_model, way, rows, draw))
+                    found[way].append(accuracy(world, model, way, rows, draw))
                     print(name, rows, draw, way, found[way][-1], file=sys.stderr, flush=True)
             gains = [new - old for new, old in zip(found["contrastive"], found["ordinary"], strict=True)]
             title = f"few labels: {name}, {rows} rows of each label"
@@ -58,6 +61,14 @@ def measure(subject: Subject) -> list[Row]:
                 note = f"mean of {len(values)} draws, standard deviation {stdev(values):.3f}"
                 figures.append(Row(f"{title}: {what}", mean(values), note))
     return figures
+
+
+def as_stored(model: Path, folder: Path) -> Path:
+    """The files of the model as the stage load_model stores them, in one folder."""
+    folder.mkdir()
+    for file in filter(Path.is_file, model.rglob("*")):
+        shutil.copyfile(file, folder / name_of(str(file.relative_to(model))))
+    return folder
 
 
 def prepare(rows: Path, count: int, draw: int, model: Path, folder: Path) -> Path:
@@ -110,6 +121,7 @@ def _train(world: Path, model: Path, way: str, options: dict[str, Any], training
 
     os.environ |= accelerate_environment(num_processes=1, use_cpu=True, strategy="ddp")
     common = {"task": "sequence-classification", "options": options}
+    (world / way / "fit" / CHECKPOINTS).mkdir(parents=True)
     programs_here.run(
         fit,
         world / way / "fit",

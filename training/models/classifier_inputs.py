@@ -24,6 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from training.models.pooling import pooling_of
+from training.problems import UserError
 
 POOLED = "classifier_reads"
 """The field of a model's config with the pooling that `read_embedding` has set."""
@@ -37,7 +38,11 @@ def read_embedding(model: PreTrainedModel) -> None:
     config = model.config
     if getattr(config, POOLED, None) is not None:  # an earlier training has set it
         return
-    pooling = pooling_of(config, Path(config.name_or_path)).pooling
+    try:
+        pooling = pooling_of(config, Path(config.name_or_path)).pooling
+    except UserError as error:
+        message = "its files of sentence-transformers name a pooling that options.contrastive does not know: choose a "
+        raise UserError.of("model", "model.path", f"{message}base model with the mean or the first token.") from error
     if hasattr(config, "classifier_pooling") and pooling in ("mean", "cls"):
         config.classifier_pooling = pooling
     elif config.model_type in _OF_BERT and pooling in ("mean", "cls"):
