@@ -265,6 +265,7 @@ class ExactTrainer(Trainer):
         # Not in get_batch_samples: there, a resumed training has not yet compared its state, and a forward pass leaves
         # some weights of FSDP gathered.
         if inputs is self._step_batches[0]:
+            model.train()  # it is in evaluation mode at the start, after a resume and after an evaluation
             with self.compute_loss_context_manager():
                 self._prepared_batches = iter(prepare_step(self._task.task_type, model, self._step_batches))
         return next(self._prepared_batches)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from training.recipe import Training
 
 
+_FEWEST_ROWS = 4
+
+
 class ContrastiveClassification(SequenceClassification, WholeStep, FittedHead):
     """Sequence classification with options.contrastive, during training."""
 
@@ -65,19 +68,20 @@ class ContrastiveClassification(SequenceClassification, WholeStep, FittedHead):
         return SupervisedContrast(self.options.temperature)
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> SupervisedContrast:
-        """The contrastive loss. Raises UserError if optimizer steps are too small for pairs of each label."""
+        """The contrastive loss. Raises UserError if there are no pairs of rows with the same label."""
         rows = training.per_device_train_batch_size * training.gradient_accumulation_steps * ranks.world_size()
-        if rows < 2 * len(labels):
-            message = (
-                f"{rows} rows of an optimizer step have no pair of each of the {len(labels)} labels: raise it, or "
-            )
-            message += f"gradient_accumulation_steps, to {2 * len(labels)} rows a step at least (options.contrastive)."
+        if rows < _FEWEST_ROWS:
+            message = f"{rows} rows a step are too few to compare, and options.contrastive needs {_FEWEST_ROWS}: raise "
+            message += "it, or gradient_accumulation_steps; 32 rows a step are usual."
             raise UserError.of("training", "training.per_device_train_batch_size", message)
         single = [labels[label] for label, count in Counter(train.labels.tolist()).items() if count < 2]
         if single:
             message = f"the train split has one row of {', '.join(map(repr, single[:5]))}, and options.contrastive "
             raise UserError.of("recipe", "data", f"{message}needs two of each label: add rows, or leave it out.")
         return self._contrast
+
+    def partners(self, rows: TokenRows) -> npt.NDArray[np.int64]:
+        return rows.labels
 
     def prepare_step(
         self, model: PreTrainedModel, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]

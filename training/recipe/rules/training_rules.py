@@ -120,7 +120,10 @@ def _contrastive(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["task"] != "sequence-classification":
         yield "options.contrastive", "true is for task sequence-classification alone: leave it out."
         return
-    reasons = dict.fromkeys(_LOSS_FIELDS, "has a loss of its own") | {"lora": "trains all weights"}
+    reasons = dict.fromkeys(_LOSS_FIELDS, "has a loss of its own") | {
+        "lora": "trains all weights",
+        "teacher": "learns from labels",
+    }
     fields = written.fields("training")
     for name, reason in reasons.items():
         default = fields[name].get_default()
