@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ ONE_EPOCH: dict[str, Any] = {"num_train_epochs": 1, "optim": "sgd", "learning_ra
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def recipe(world: Path, config: dict[str, Any] = NO_DROPOUT, processes: int = 1, **training: Any) -> dict[str, Any]:
+def recipe(world: Path, processes: int = 1, **training: Any) -> dict[str, Any]:
     """Of scored pairs, or of texts with labels in the world of that name."""
     values = tiny_tasks.recipe_of(LABELLED if world.name == "labels" else TASK, world / "rows", **training)
     if world.name == "labels":
         values |= {"task": "embedding", "options": {"loss": "batch_all_triplet"}}
         values["evaluation"] = {"splits": ["validation"], "metrics": ["ndcg_at_10"]}
-    values["model"]["config"] = {**values["model"]["config"], **config}
+    values["model"]["config"] = {**values["model"]["config"], **NO_DROPOUT}
     return values | {"compute": {"strategy": "ddp", "num_processes": processes, "mixed_precision": "no"}}
 
 
@@ -87,10 +89,13 @@ def test_killed_between_micro_batches_it_ends_with_the_same_bytes(
     rows: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """With dropout, which both passes of a micro-batch draw alike."""
-    world = request.getfixturevalue("world" if rows == "scores" else "labelled_world")
-    sizes = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 4, "num_train_epochs": 2}
+    still = request.getfixturevalue("world" if rows == "scores" else "labelled_world")
+    world = shutil.copytree(still, tmp_path / still.name)
+    config = world / "base/output/model/config.json"
     drops = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
-    values = recipe(world, drops, engine=engine, **sizes)
+    config.write_text(json.dumps(json.loads(config.read_text()) | drops))
+    sizes = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 4, "num_train_epochs": 2}
+    values = recipe(world, engine=engine, **sizes)
     undisturbed = tiny_tasks.write_fit_job(values, world, tmp_path / "undisturbed")
     assert finish(undisturbed).state == "finished"
     values["training"]["checkpoint_interval_s"] = 1e-9
