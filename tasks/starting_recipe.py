@@ -50,8 +50,6 @@ _EPOCHS = 3
 _STEPS: Mapping[bool, tuple[int, int]] = {False: (150, 10), True: (600, 20)}
 """Optimizer steps to reach on small data sets, and the epochs at most, by whether the model has random weights. Three
 epochs are too few steps for some hundred rows (Zhang et al., arXiv 2006.05987)."""
-_FEW_OF_LABEL = 64
-"""Rows of a label up to which contrastive training is offered: docs/how-to/few-labels.md."""
 _ENGLISH_WORDS = (
     *("the", "a", "an", "and", "of", "to", "in", "is", "are", "was", "for", "on", "with", "that", "this", "it"),
     *("you", "i", "not", "be", "have", "has", "at", "as", "by", "from", "or"),
@@ -120,7 +118,6 @@ class RowsFound:
         second = "" if other is None else f"{other.task}: {_with_names(self.sample, other)[1].reason}"
         fields: Fields = {"name": Choice(name), "task": Choice(guess.task, guess.reason, second)}
         fields |= {f"options.{field}": Choice(value) for field, value in guess.options.items()}
-        fields |= {} if model == SCRATCH else _few_labels(sample, guess)
         fields |= {f"data.{field}": choice for field, choice in sample.fields.items()}
         fields |= _columns(sample, guess)
         fields |= _held_out(sample, guess)
@@ -335,19 +332,6 @@ def _columns(sample: FirstRows, guess: TaskGuess) -> Fields:
             reason = f"the {_rows_in_words(sample)} all have the label {guess.labels[0]}, as if sorted by it"
         fields["data.label"] = Choice(guess.data["label"], reason, second)
     return fields
-
-
-def _few_labels(sample: FirstRows, guess: TaskGuess) -> Fields:
-    """Contrastive training, as the second-best value, if each label has few rows."""
-    if guess.task != "sequence-classification" or sample.rows >= SAMPLE_ROWS or len(guess.labels) < 2:
-        return {}
-    counts = Counter(str(value) for value in sample.columns[guess.data["label"]])
-    fewest, most = (counts[label] for label in (guess.labels[-1], guess.labels[0]))
-    if fewest < 2 or most > _FEW_OF_LABEL:
-        return {}
-    reason = f"the labels have {fewest} to {most} rows"
-    second = "true, which often learns more from so few, on a base model for sentence embeddings: "
-    return {"options.contrastive": Choice(False, reason, f"{second}docs/how-to/few-labels.md")}
 
 
 def _names_in(value: Any) -> list[str]:

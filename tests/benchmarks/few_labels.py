@@ -34,11 +34,11 @@ TRAINING: dict[str, Any] = {
     **{"learning_rate": 1e-4, "warmup_steps": 0.1, "weight_decay": 0.01},
     **{"eval_strategy": "no", "load_best_model_at_end": False},
 }
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "ordinary": ({}, {"per_device_train_batch_size": 8}),
-    "contrastive": ({"contrastive": True}, {"per_device_train_batch_size": 32}),
+WAYS: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
+    "ordinary": ({}, {8: 8, 16: 8, 64: 16}),
+    "contrastive": ({"contrastive": True}, {8: 32, 16: 32, 64: 32}),
 }
-"""The options of the task type, and fields of training."""
+"""The options of the task type, and the rows of a step by the rows of each label."""
 COLUMNS: dict[str, Any] = {"text": ["text"], "label": "label"}
 
 
@@ -104,8 +104,9 @@ def _some(table: Any, count: int = TEST_ROWS) -> Any:
 def accuracy(world: Path, model: Path, way: str, rows: int, seed: int, **changes: Any) -> float:
     """The accuracy on the test rows of a model that is trained in this way on the train rows of `prepare`; `changes`
     replace fields of training."""
-    options, fields = WAYS[way]
-    training = Training(**{**TRAINING, **fields, "num_train_epochs": EPOCHS[rows], "seed": seed, **changes})
+    options, batches = WAYS[way]
+    own = {"num_train_epochs": EPOCHS[rows], "per_device_train_batch_size": batches[rows], "seed": seed}
+    training = Training(**{**TRAINING, **own, **changes})
     child = multiprocessing.get_context("fork").Process(target=_train, args=(world, model, way, options, training))
     child.start()
     child.join()

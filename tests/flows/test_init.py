@@ -127,15 +127,6 @@ def test_guesses_have_their_reason_and_the_second_best(folder: Path) -> None:
     assert "medium answerdotai/ModernBERT-base" in " ".join(" ".join(lines[path - 2 : path]).replace("#", "").split())
 
 
-def test_few_rows_of_each_label_get_the_offer_of_contrastive_training(folder: Path) -> None:
-    for file, rows in {"few.csv": 60, "many.csv": 600}.items():
-        write(file, labelled(";"), "text;label", rows)
-        assert main(["init", file]) == 0
-    few, many = (Path("deployments", f"{name}.yaml").read_text() for name in ("few", "many"))
-    assert recipe_of("few")["options"] == {"contrastive": False} and "contrastive" not in many
-    assert "else true, which often learns more from so few" in " ".join(few.replace("#", "").split())
-
-
 def test_rows_of_groups_and_of_changing_times_are_held_out_by_them(folder: Path) -> None:
     draw = random.Random(2)
     customers = [(f"c{n}", draw.choice([*LABELS])) for n in range(60)]
