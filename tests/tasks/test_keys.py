@@ -358,7 +358,10 @@ ONLY_FOR_PEOPLE = "it says how the model answers to a person, and no stage has i
 WRITES = {"num_beams": 2, "max_new_tokens": 8, "min_new_tokens": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 2}
 BEAMS = {"options.num_beams": 2}
 OPTIONS: dict[str, dict[str, Change | Nothing]] = {
-    "sequence-classification": {},
+    "sequence-classification": {
+        "contrastive": Change(True, "fit"),
+        "temperature": Change(0.5, "fit", {"options.contrastive": True}),
+    },
     "multi-label-classification": {},
     "regression": {},
     "token-classification": {},

@@ -51,6 +51,8 @@ class SequenceClassification(LabelProbabilities):
     """One label for each row."""
 
     class Options(LabelProbabilities.Options):
+        """The options of training from a few rows of each label."""
+
         contrastive: bool = False
         """For a few rows of each label: whether training makes the embeddings of rows with the same label similar,
         before a head is fitted to them (docs/how-to/few-labels.md)."""
