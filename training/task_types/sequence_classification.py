@@ -5,12 +5,13 @@ token features               {"input_ids": [101, 1037, ..., 102], "length": 7, "
 a padded batch               {"input_ids": (B, T), "attention_mask": (B, T), "labels": (B,)}
 the model's output           logits (B, L); the prediction is the label of the largest one
 
-B rows of a batch, N rows of a split, T tokens of the batch's longest row, L labels.
+B rows of a batch, N rows of a split, T tokens of the batch's longest row, L labels, H dimensions of an embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import PositiveFloat
 
 from training.evaluation.constant_predictions import Baseline, Constant, most_frequent, read_column, smooth_counts
 from training.evaluation.predictions import OneLabel
+from training.problems import UserError
 from training.recipe.tables.metrics import ONE_LABEL, metrics_for
 from training.task_types.sequence_level import (
     TEXTS,
@@ -32,19 +34,24 @@ from training.task_types.sequence_level import (
     probability_type,
     replace_columns,
 )
-from training.task_types.task_type import Column
+from training.task_types.task_type import Column, FittedHead, WholeStep
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import OneLabel
     from training.recipe import Training
+    from training.task_types.losses.contrastive_loss import SupervisedContrast
     from training.task_types.task_type import Loss
 
 CONTRASTIVE = ("contrastive", "temperature")
+"""The options of contrastive training."""
+FEWEST_CONTRASTED = 4
+"""Rows of an optimizer step of a process, for contrastive training."""
 
 
 class SequenceClassification(LabelProbabilities):
@@ -76,11 +83,7 @@ class SequenceClassification(LabelProbabilities):
         return found if is_used else {name: found[name] for name in found if name not in CONTRASTIVE}
 
     def while_training(self, strategy: str) -> Self:
-        if not self.options.contrastive:
-            return self
-        from training.task_types.contrastive_classification import ContrastiveClassification
-
-        return cast(Self, ContrastiveClassification(self.options.model_dump()))
+        return cast(Self, ContrastiveClassification(self.options.model_dump())) if self.options.contrastive else self
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy, focal or the user's loss, optionally with class weights."""
@@ -156,6 +159,77 @@ class SequenceClassification(LabelProbabilities):
         with np.errstate(divide="ignore"):
             ordered = np.log(shared).astype(np.float32)
         return replace_columns(predictions, _table(ordered, chosen))
+
+
+class ContrastiveClassification(SequenceClassification, WholeStep, FittedHead):
+    """Sequence classification with options.contrastive, during training.
+
+    The model has no head: its logits are the embeddings (B, H), or of a micro-batch of a step the loss of the step, ().
+    After training, a head is fitted to the embeddings, so the exported model is an ordinary classifier.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self.loss_only_reason = "the head is fitted after training: evaluations before give only the contrastive loss."
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        from training.models.classifier_inputs import read_embedding, take_head
+
+        read_embedding(model)
+        take_head(model)
+
+    def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
+        from transformers.utils import ModelOutput
+
+        from training.task_types.losses.embedding_loss import is_prepared, step_loss
+
+        if is_prepared(batch):
+            return ModelOutput(logits=step_loss(self._embed, self._contrast, model, batch))
+        return super().forward(model, batch)
+
+    def _embed(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """(B, H)"""
+        from training.task_types.losses.embedding_loss import ADDED
+
+        inputs = {name: tensor for name, tensor in batch.items() if name not in ADDED}
+        embeddings: torch.Tensor = super().forward(model, inputs)["logits"]
+        return embeddings
+
+    @property
+    def _contrast(self) -> SupervisedContrast:
+        from training.task_types.losses.contrastive_loss import SupervisedContrast
+
+        return SupervisedContrast(self.options.temperature)
+
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
+        """The contrastive loss. Raises UserError if there are no pairs of rows with the same label."""
+        rows = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        if rows < FEWEST_CONTRASTED:
+            message = f"{rows} rows a step are too few to compare, and options.contrastive needs {FEWEST_CONTRASTED}: "
+            message += "raise it, or gradient_accumulation_steps; 32 rows a step are usual."
+            raise UserError.of("training", "training.per_device_train_batch_size", message)
+        single = [labels[label] for label, count in Counter(train.labels.tolist()).items() if count < 2]
+        if single:
+            message = f"the train split has one row of {', '.join(map(repr, single[:5]))}, and options.contrastive "
+            raise UserError.of("recipe", "data", f"{message}needs two of each label: add rows, or leave it out.")
+        return self._contrast
+
+    def partners(self, rows: TokenRows) -> npt.NDArray[np.int64]:
+        return rows.labels
+
+    def prepare_step(
+        self, model: PreTrainedModel, batches: Sequence[Batch], gather: Callable[[Any], list[Any]]
+    ) -> list[Batch]:
+        from training.task_types.losses.embedding_loss import cache_gradients
+
+        return cache_gradients(self._embed, self._contrast, model, batches, gather)
+
+    def fit_head(
+        self, embeddings: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], count: int, *, with_bias: bool
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        from training.task_types.losses.contrastive_loss import logistic_regression
+
+        return logistic_regression(embeddings, labels, count, with_bias=with_bias)
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

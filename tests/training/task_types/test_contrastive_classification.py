@@ -20,7 +20,7 @@ from tests.training.forks import assert_same, curve, finish, kill_when, within_a
 from training import task_types
 from training.models.classifier_inputs import read_embedding, take_head
 from training.recipe import parse
-from training.task_types.contrastive_classification import SupervisedContrast, logistic_regression
+from training.task_types.losses.contrastive_loss import SupervisedContrast, logistic_regression
 
 OPTIONS: dict[str, Any] = {"contrastive": True}
 # SGD does not enlarge differences of small gradients, as Adam does.
