@@ -90,11 +90,13 @@ def build_app(
     model = served.model
     app = create_app(model, "Served by finetune.", holds_conversations=holds_conversations)
 
-    async def ask(make_rows: Callable[[ModelSpec], Rows], request: Request) -> tuple[Predicted, ModelSpec]:
+    async def ask(
+        make_rows: Callable[[ModelSpec], Rows], request: Request, prompt: str | None = None
+    ) -> tuple[Predicted, ModelSpec]:
         """The predictions of rows by the version that answers, and this version."""
         async with served.use() as process:
             rows = make_rows(process.model)
-            said = await until_gone(request, process.predict(rows))
+            said = await until_gone(request, process.predict(rows, prompt))
             model = process.model
         if not isinstance(said, Predicted):
             raise said_error(said)

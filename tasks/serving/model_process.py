@@ -97,9 +97,10 @@ class ModelProcess:
         await asyncio.to_thread(self._close)
         await self._receiver
 
-    def predict(self, rows: list[Any]) -> Coroutine[Any, Any, Said]:
-        """Sends rows, at once. Returns their predictions, when awaited, or raises ProcessLost."""
-        return _only(self._ask(Predict, rows=rows))
+    def predict(self, rows: list[Any], prompt: str | None = None) -> Coroutine[Any, Any, Said]:
+        """Sends rows, at once; `prompt` is that of Predict. Returns their predictions, when awaited, or raises
+        ProcessLost."""
+        return _only(self._ask(Predict, rows=rows, prompt=prompt))
 
     def generate(self, **fields: Any) -> AsyncGenerator[Said]:
         """Sends a request, at once; `fields` are those of Generate. Yields the parts of the answer, and at last the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -25,8 +25,15 @@ from training.task_types.text_embedding import TextEmbedding
 MOST_TEXTS = 2_048
 """In one request, as in OpenAI's API."""
 Rows = list[dict[str, Any]]
-Ask = Callable[[Callable[[ModelSpec], Rows], Request], Awaitable[tuple[Predicted, ModelSpec]]]
-"""Predicts rows, which are made for the version that answers; returns the predictions and the version."""
+
+
+class Ask(Protocol):
+    """Predicts rows, which are made for the version that answers, with the prompt of a column of its training data;
+    returns the predictions and the version."""
+
+    def __call__(
+        self, make_rows: Callable[[ModelSpec], Rows], request: Request, prompt: str | None = None
+    ) -> Awaitable[tuple[Predicted, ModelSpec]]: ...
 
 
 class EmbeddingRequest(BaseModel):
@@ -43,6 +50,8 @@ class EmbeddingRequest(BaseModel):
     dimensions: int | None = Field(None, ge=1)
     """The first so many dimensions, one of options.matryoshka_dims of the model's recipe, scaled to length 1; or all of
     them, unchanged."""
+    input_type: str | None = None
+    """query or document: the prompt that is put before the texts. By default that of the model's recipe."""
 
 
 class RerankRequest(BaseModel):
@@ -67,18 +76,20 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
 
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         """The embedding of a text, or of each of several texts."""
+        assert issubclass(task_type, TextEmbedding)
         texts = [body.input] if isinstance(body.input, str) else body.input
         if not 0 < len(texts) <= MOST_TEXTS:
             raise refuse("input", f"{len(texts):,} texts are given: give 1 to {MOST_TEXTS:,}.")
         if not all(isinstance(text, str) for text in texts):
             raise refuse("input", "tokens are given: give texts.")
+        prompt = None if body.input_type is None else _find_prompt(task_type, body.input_type)
 
         def rows(model: ModelSpec) -> Rows:
             require_served(body.model, name, model.version)
             column = next(iter(model.columns.values()))
             return [{column: text} for text in texts]
 
-        predicted, model = await ask(rows, request)
+        predicted, model = await ask(rows, request, prompt)
         _require_usable(predicted, "input")
         vectors = np.array([record["embedding"] for record in predicted.records if record], np.float32)
         if body.dimensions is not None:
@@ -132,6 +143,16 @@ def _require_usable(predicted: Predicted, field: str, *, of_one: bool = False) -
     for place, error in enumerate(predicted.errors):
         if error is not None:
             raise refuse(field if of_one else f"{field}[{place}]", f"{error}.")
+
+
+def _find_prompt(task_type: type[TextEmbedding], kind: str) -> str:
+    """The first column whose prompt has this name, or the column of this name."""
+    for column, names in task_type.own_prompts.items():
+        if kind in (column, *names):
+            return column
+    known = [*dict.fromkeys(names[0] for names in task_type.own_prompts.values())]
+    message = f"{kind!r} is no kind of text of this model: give {' or '.join(known)}, or leave it out."
+    raise refuse("input_type", message)
 
 
 def _shorten(vectors: np.ndarray[Any, Any], dimensions: int, model: ModelSpec) -> np.ndarray[Any, Any]:

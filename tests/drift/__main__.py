@@ -1,7 +1,8 @@
 """`python -m tests.drift --data DIR`: simulates drift reports and estimated accuracies, and prints their error rates.
 
 DIR has folders of Parquet files with texts and labels: ag_news_10k, sst2_sentence and multi30k_en_de. Each report
-compares 1,000 reference rows with new rows of AG News that the model has not seen.
+compares 1,000 reference rows with new rows of AG News that the model has not seen. With `--model`, the comparison of
+embeddings alone is simulated too, by the embeddings of that model.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from tests.benchmarks.table import machine
-from tests.drift.subject import Model, Pool, Shift, cut, misspell
-from training.evaluation.drift.verdict import Thresholds, compare, estimate_accuracy, judge
+from tests.drift.subject import Model, Pool, Shift, cut, embed, misspell
+from training.evaluation.drift.effects import compare_embeddings
+from training.evaluation.drift.verdict import DriftComparison, Thresholds, compare, estimate_accuracy, judge
 from training.evaluation.significance import alpha_spent
 
 USUAL = Thresholds(cohens_w=0.1, distance=0.1, auc=0.55)
@@ -28,6 +31,7 @@ NEW_ROWS = (100, 200, 500, 1_000, 2_000)
 ALPHA = 0.05
 SHARES = (0.2, 0.5)
 """Shares of changed rows."""
+NIGHTS, NIGHT_ROWS = 10, 200
 
 
 def main() -> int:
@@ -37,12 +41,15 @@ def main() -> int:
     parser.add_argument("--reports", type=int, default=1_000, help="without a shift")
     parser.add_argument("--trials", type=int, default=50, help="reports for each shift and number of rows")
     parser.add_argument("--estimates", type=int, default=200, help="estimated accuracies for each shift")
-    tables = ("false-alarms", "power", "coverage")
-    parser.add_argument("--only", nargs="+", choices=tables, default=tables, help="tables to compute")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="of embeddings, for the table `embeddings`")
+    tables = ("false-alarms", "power", "coverage", "embeddings")
+    parser.add_argument("--only", nargs="+", choices=tables, default=tables[:3], help="tables to compute")
     parser.add_argument(
         "--shifts", default="", metavar="WORD", help="of the table of power, only shifts with this word"
     )
     options = parser.parse_args()
+    if "embeddings" in options.only and options.model is None:
+        parser.error("the table embeddings needs --model")
     began = time.monotonic()
     subject = Subject(options.data)
     print(f"{machine()}.\n")
@@ -50,6 +57,7 @@ def main() -> int:
         "false-alarms": subject.false_alarms(options.reports),
         "power": subject.power(options.trials, options.shifts),
         "coverage": subject.coverage(options.estimates, options.shifts),
+        "embeddings": subject.embeddings(options.model, options.reports, options.trials),
     }
     for name in options.only:
         for line in lines[name]:
@@ -66,9 +74,17 @@ class Subject:
         train, test = (_read(data / "ag_news_10k" / f"{split}.parquet", "text", "label") for split in ("train", "test"))
         self.model = Model(*train)
         self.pool = self.model.observe(*test)
-        texts, _ = _read(data / "sst2_sentence" / "train.parquet", "text", "label")
-        german, _ = _read(data / "multi30k_en_de" / "train.parquet", "de", None)
-        self.reviews, self.german = self.model.observe(texts), self.model.observe(german[:7_000])
+        self.data = data
+
+    @cached_property
+    def reviews(self) -> Pool:
+        """Rows of another source."""
+        return self.model.observe(_read(self.data / "sst2_sentence" / "train.parquet", "text", "label")[0])
+
+    @cached_property
+    def german(self) -> Pool:
+        """Rows in another language."""
+        return self.model.observe(_read(self.data / "multi30k_en_de" / "train.parquet", "de", None)[0][:7_000])
 
     def changed(self, change: Callable[[str], str]) -> Pool:
         """All rows with changed texts."""
@@ -120,6 +136,45 @@ class Subject:
                 drifted, watch = (sum(verdict == kind for verdict in verdicts) for kind in ("drifted", "watch"))
                 cells.append(f"{drifted / trials:.0%} ({(drifted + watch) / trials:.0%})")
             yield f"| {name} | {' | '.join(cells)} |"
+
+    def embeddings(self, model: Path, homes: int, trials: int) -> Iterator[str]:
+        """Of the comparison of a model's own embeddings alone: the share of homes with a report that is not steady in
+        any of their nights although nothing shifted, and the power for topics that become more frequent."""
+        vectors, labels = embed(model, self.pool.texts), self.pool.labels
+
+        def verdict(reference: np.ndarray, new: np.ndarray, look: int) -> str:
+            found = compare_embeddings(vectors[reference], vectors[new], USUAL.auc)
+            comparison = DriftComparison("embeddings", "auc", USUAL.auc, found.effect, found.details)
+            return judge([comparison], alpha_spent(look, ALPHA))[0]
+
+        alarms = {"the first": 0, "any": 0}
+        for home in range(homes):
+            order = np.random.default_rng([home, 3]).permutation(len(vectors))
+            reference, *nights = np.split(order, REFERENCE_ROWS + NIGHT_ROWS * np.arange(NIGHTS + 1))[: NIGHTS + 1]
+            found = [verdict(reference, new, look) != "steady" for look, new in enumerate(nights, 1)]
+            alarms["the first"] += found[0]
+            alarms["any"] += any(found)
+        yield "| homes without a shift | nights | new rows a night | not steady at the first look | at any | most |"
+        yield "|---|---|---|---|---|---|"
+        shares = " | ".join(f"{count / homes:.1%}" for count in alarms.values())
+        yield f"| {homes:,} | {NIGHTS} | {NIGHT_ROWS} | {shares} | {ALPHA:.0%} |"
+        yield ""
+        yield f"| drifted (drifted or watch) | {' | '.join(f'{rows:,} rows' for rows in NEW_ROWS)} |"
+        yield "|---|" + "---|" * len(NEW_ROWS)
+        for share in SHARES:
+            cells = []
+            for rows in NEW_ROWS:
+                verdicts = []
+                for trial in range(trials):
+                    draw = np.random.default_rng([trial, rows, 4])
+                    reference, rest = np.split(draw.permutation(len(vectors)), [REFERENCE_ROWS])
+                    of_topic, other = rest[labels[rest] == 0], rest[labels[rest] != 0]
+                    number = draw.binomial(rows, 0.25 + 0.75 * share)
+                    new = np.concatenate([of_topic[:number], other[: rows - number]])
+                    verdicts.append(verdict(reference, new, 1))
+                drifted, watch = (sum(one == kind for one in verdicts) / trials for kind in ("drifted", "watch"))
+                cells.append(f"{drifted:.0%} ({drifted + watch:.0%})")
+            yield f"| {share:.0%} of the rows become rows of one topic of four | {' | '.join(cells)} |"
 
     def coverage(self, trials: int, word: str = "") -> Iterator[str]:
         """How often the interval of the estimated accuracy has the true one, for rows whose labels mean the same.

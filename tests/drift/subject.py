@@ -9,8 +9,10 @@ N rows, L labels.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from training.evaluation.drift.verdict import Observations
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 DIMENSIONS = 32
+MAX_TOKENS = 64
 UNKNOWN = "[UNK]"
 TYPING_ERRORS = 0.05
 """The share of letters that typing errors exchange with the next one."""
@@ -90,6 +93,25 @@ class Model:
             np.array([len(row) for row in ids], np.float64),
             np.array([(row == 0).mean() if len(row) else 0.0 for row in ids]),
         )
+
+
+def embed(model: Path, texts: Sequence[str]) -> Floats:
+    """(N, D) the embeddings of the texts by a model of sentence-transformers, as `finetune drift` observes them."""
+    import pyarrow as pa
+
+    from training import task_types
+    from training.engine.observation import Observer
+    from training.models import loading
+
+    task_type = task_types.load("embedding", {"pooling": "mean", "normalize": True})
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = loading.load_tokenizer(model)
+        network = loading.load_base(task_type, model, seed=0)
+        task_type.prepare(network, tokenizer)
+        loading.export(network, model, Path(folder))
+        observer = Observer(task_type, Path(folder), model, MAX_TOKENS)
+        rows = observer.observe(pa.record_batch({"anchor": list(texts)}))
+    return np.stack(rows["embedding"].to_pylist()).astype(np.float64)
 
 
 def cut(text: str) -> str:

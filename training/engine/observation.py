@@ -55,9 +55,10 @@ class Observer:
         """A table (N rows) of the model's input columns, without targets, as load_data stores them.
 
         Its columns are `tokens`, `unknown` (their share that the tokenizer does not know; absent if it knows all
-        texts), `embedding` (D), the mean of the last hidden states; and the predictions: a column `field.NAME` for each
-        field of a record that is a number, a text, or a list of texts (joined). `report` is called with the number of
-        rows that are done. Raises RefusedRows, before it begins, for rows that the chat template refuses.
+        texts), `embedding` (D), that of a model of embeddings, of others the mean of the last hidden states; and the
+        predictions: a column `field.NAME` for each field of a record that is a number, a text, or a list of texts
+        (joined). `report` is called with the number of rows that are done. Raises RefusedRows, before it begins, for
+        rows that the chat template refuses.
         """
         features = iter([self._task_type.features(self._encoder, rows).rows])
         tokens = pa.Table.from_batches(self._task_type.token_rows("rows", self._encoder.max_length, features))
@@ -95,6 +96,8 @@ class Observer:
         def predict_batch(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
             inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
             found = task_type.predictions(network, task_type.forward(network, inputs), inputs)
+            if task_type.embeds:  # rows without targets have one text
+                return None, 1, found.append_column("embedding", found["embeddings"])
             mask = inputs.get("attention_mask")
             if mask is None:  # of causal models, whose rows are padded on the right
                 places = torch.arange(hidden[0].shape[1], device=network.device)

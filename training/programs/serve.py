@@ -14,6 +14,7 @@ Requests that wait together are one batch, up to the batch size. It ends when th
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import os
 import select
@@ -86,6 +87,8 @@ class Predict(_Message):
 
     kind: Literal["predict"] = "predict"
     rows: list[Any]
+    prompt: str | None = None
+    """Of embeddings: the column of the training data whose prompt is put before the texts."""
 
 
 class Generate(_Message):
@@ -326,14 +329,14 @@ class _Model:
         if isinstance(requests[0], Predict):
             by_names: dict[Any, list[Predict]] = {}
             for one in requests:
-                by_names.setdefault(_names(one.rows), []).append(one)
+                by_names.setdefault((one.prompt, _names(one.rows)), []).append(one)
             for alike in by_names.values():
                 self._predict(alike)
         else:
             self._generate(requests)
 
     def _predict(self, requests: Sequence[Predict]) -> None:
-        """Predicts rows that have the same columns."""
+        """Predicts rows that have the same columns and prompt."""
         counts = [len(one.rows) for one in requests]
         try:
             parts = self._reader.read_mappings([row for one in requests for row in one.rows], "the request")
@@ -342,7 +345,7 @@ class _Model:
             return
         inputs = [values for part in parts for values in part.inputs]
         usable = [values for values in inputs if values is not None]
-        records, counts_of_tokens = self._predictor.predict_and_count(
+        records, counts_of_tokens = self._predictor_with(requests[0].prompt).predict_and_count(
             to_batch(self._task_type, self._settings.columns, usable)
         )
         of_usable, tokens_of_usable = iter(records), iter(counts_of_tokens)
@@ -361,6 +364,14 @@ class _Model:
             answers.append(Predicted(id=one.id, records=found[part], errors=errors[part], tokens=tokens[part]))
             start = stop
         self._inbox.send(*answers)
+
+    def _predictor_with(self, prompt: str | None) -> Predictor:
+        """The predictor of embeddings with this prompt; None: with that of the options."""
+        if prompt is None:
+            return self._predictor
+        predictor, options = copy.copy(self._predictor), {**self._settings.options, "predicted_prompt": prompt}
+        predictor.task_type = task_types.load(self._settings.task, options)
+        return predictor
 
     def _generate(self, requests: Sequence[Generate]) -> None:
         from training.engine.conversation import Request, Sampling

@@ -107,7 +107,8 @@ class TextEmbedding(WholeStep):
     repeats_inputs = True
     learned_options: ClassVar[Sequence[str]] = ("prompts",)
     own_prompts: ClassVar[Mapping[str, Sequence[str]]]
-    """The columns of texts, with the names under which the prompt of each is found in the base model's files."""
+    """The columns of texts, with the names under which the prompt of each is found in the base model's files, and by
+    which a request of a server selects it."""
 
     # Rows
 

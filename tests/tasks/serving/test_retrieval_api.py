@@ -62,6 +62,27 @@ def test_embeddings_are_those_of_predict_as_numbers_or_base64_and_shortened_if_t
     assert embedder.client.post("/v1/rerank", json={}).status_code == 404
 
 
+def test_a_request_selects_the_prompt_of_its_texts_and_a_kind_that_the_model_lacks_is_refused(
+    home: Path, tmp_path: Path
+) -> None:
+    prompts = {"anchor": "one ", "positive": "two "}
+    register(write_assistant(tmp_path / "model"), "embedding", prompts=prompts, predicted_prompt="positive")
+
+    def words_of(**body: object) -> list[str]:
+        answer = server.client.post("/v1/embeddings", json={"model": "counter", "input": "five", **body}).json()
+        values = answer["data"][0]["embedding"]
+        return [word for word, value in zip(WORDS, values, strict=True) if value > 0]
+
+    with Server(home, "counter") as server:
+        assert words_of() == words_of(input_type="document") == words_of(input_type="positive") == ["two", "five"]
+        assert words_of(input_type="query") == words_of(input_type="anchor") == ["one", "five"]
+        refused = server.client.post("/v1/embeddings", json={"model": "counter", "input": "a", "input_type": "querry"})
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == "input_type"
+        message = "input_type: 'querry' is no kind of text of this model: give query or document, or leave it out."
+        assert error["message"] == message
+
+
 @pytest.mark.parametrize("columns", [("query", "document"), ("query", "documents")], ids=["of rows", "of lists"])
 def test_documents_are_sorted_by_their_scores_for_a_query(columns: tuple[str, str], home: Path, tmp_path: Path) -> None:
     register(write_scorer(tmp_path / "model"), "reranking", columns)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,6 +17,8 @@ from tests.training import programs_here, tiny
 from tests.training.counting import TEMPLATE, write_assistant
 from training import task_types
 from training.data.prediction_rows import RowReader
+from training.engine.observation import Observer
+from training.engine.predictor import Predictor
 from training.evaluation.drift.verdict import Thresholds, build_report, read_observations
 from training.programs import drift, observe
 from training.recipe import parse
@@ -71,6 +74,17 @@ def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_pat
     assert report["verdict"] == "steady"
     assert {line["value"] for line in report["comparisons"] if line["unit"] != "auc"} <= {0.0}
     assert (reference.correct is not None) == (task == "sequence-classification")
+
+
+def test_a_model_of_embeddings_is_observed_by_its_own(tmp_path: Path) -> None:
+    base = make_world("embedding", tmp_path / "world") / "base/output"
+    options = {"pooling": "cls", "normalize": True, "prompts": {"anchor": "red "}}
+    task_type, model = task_types.load("embedding", options), tmp_path / "model"
+    tiny.export_untrained(base, model, task_type, [])
+    rows = pa.record_batch({"anchor": ["cat dog", "hammer", "red red saw"]})
+    observed = Observer(task_type, model, model, 32).observe(rows)["embedding"].to_pylist()
+    own = [record["embedding"] for record in Predictor(task_type, model, model, 32).predict(rows)]
+    np.testing.assert_allclose(observed, own, atol=1e-6)
 
 
 def test_a_conversation_is_observed_alike_with_and_without_its_answer(tmp_path: Path) -> None:
