@@ -13,6 +13,12 @@ import pytest
 from tests.hub.server import CUT, Hub
 from tests.hub.sst2 import sst2_files
 from tests.hub.stages import Step, run_stages
+from tests.task_types import make_world
+from tests.training import tiny
+from training import task_types
+from training.models.loading import export, load_base, load_for_training, load_tokenizer
+from training.models.pooling import CONFIG, Pooling, pooling_of
+from training.models.repository_files import text_prompts
 
 PINNED = "pinned"
 """Stands for the commit of the repository, which is not looked up: its troubles show when it is read."""
@@ -177,3 +183,53 @@ def test_a_data_set_without_a_validation_split_has_one_held_out(came: Came) -> N
 
 def test_neither_rows_nor_weights_load_torch_into_the_process_of_the_flow(came: Came) -> None:
     assert came.heavy == ["datasets"]
+
+
+def _embedder(folder: Path) -> dict[str, bytes]:
+    """A repository as SentenceTransformer.save of sentence-transformers 6.2 writes it."""
+    task = task_types.load("embedding")
+    tiny.export_untrained(make_world("embedding", folder / "world") / "base/output", folder / "model", task, [])
+    config = json.loads((folder / "model/config.json").read_text())
+    settings = json.loads((folder / "model/tokenizer_config.json").read_text()) | {"model_max_length": 20}
+    room = "sentence_transformers"
+    steps = [
+        ("", f"{room}.base.modules.transformer.Transformer"),
+        ("1_Pooling", f"{room}.sentence_transformer.modules.pooling.Pooling"),
+        ("2_Normalize", f"{room}.base.modules.normalize.Normalize"),
+    ]
+    written = {
+        "config.json": {name: value for name, value in config.items() if name != CONFIG},
+        "tokenizer_config.json": settings,
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": kind}
+            for number, (path, kind) in enumerate(steps)
+        ],
+        "1_Pooling/config.json": {"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True},
+        "2_Normalize/config.json": {"module_input_name": "sentence_embedding"},
+        "config_sentence_transformers.json": {"prompts": {"query": "red ", "document": "tall "}},
+        "sentence_bert_config.json": {"transformer_task": "feature-extraction"},
+    }
+    files = {file.name: file.read_bytes() for file in (folder / "model").iterdir() if file.is_file()}
+    return {**files, **{name: json.dumps(content).encode() for name, content in written.items()}}
+
+
+def test_a_model_of_sentence_transformers_keeps_its_pooling_and_prompts(tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.repo("model", "me/embedder", _embedder(tmp_path))
+        recipe = {"name": "test", "task": "embedding", "tokens": {"max_length": 32}}
+        recipe["data"] = {"source": "json", "path": str(tmp_path / "world/rows")}
+        step = "load_model", {**recipe, "model": {"source": "hub", "path": "me/embedder"}}
+        (digest,), _ = run_stages(tmp_path / "home", [[step]], hub.environment(tmp_path / "hf"))
+    assert isinstance(digest, str), digest
+    (stored,) = tmp_path.glob("home/artifacts/load_model/*")
+    network = load_base(task_types.load("embedding"), stored / "model", seed=0)
+    assert pooling_of(network.config, stored / "model") == Pooling("cls", normalize=True)
+    assert text_prompts(stored / "tokenizer") == {"query": "red ", "document": "tall "}
+    # Trained, it says so itself.
+    task, trained = task_types.load("embedding"), tmp_path / "trained"
+    tokenizer = load_tokenizer(stored / "tokenizer", stored / "model")
+    export(load_for_training(task, stored / "model", [], tokenizer, seed=0), stored / "tokenizer", trained)
+    assert json.loads((trained / "config.json").read_text())[CONFIG] == {"pooling": "cls", "normalize": True}
+    files = task.published_files(trained, max_length=24)
+    assert json.loads(files["config_sentence_transformers.json"])["prompts"] == {"query": "red ", "document": "tall "}
+    assert json.loads(files["sentence_bert_config.json"])["max_seq_length"] == 24
