@@ -57,6 +57,6 @@ def test_the_memory_of_a_process_contains_what_it_has_written_and_an_ended_one_h
     with subprocess.Popen([python, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
-        assert 45_000 < cold._read_pss_kb(writer.pid) < 100_000
+        assert 45_000 < cold.read_pss_kb(writer.pid) < 100_000
         writer.communicate("\n")
-    assert cold._read_pss_kb(writer.pid) == 0
+    assert cold.read_pss_kb(writer.pid) == 0

@@ -24,6 +24,7 @@ from tests.benchmarks import (
     checkpoints,
     cluster,
     cold,
+    embeddings,
     example_memory,
     exports,
     kill,
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "kill": kill.measure,
     "examples": example_memory.measure,
     "exports": exports.measure,
+    "embeddings": embeddings.measure,
     "serve": serve.measure,
     "sweep": sweep.measure,
     "task-types": task_types.measure,
@@ -72,6 +74,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", help="train.parquet and validation.parquet: text, label")
     parser.add_argument("--peer", type=Path, metavar="FILE", help="a training script to compare with")
     parser.add_argument("--sets", type=Path, metavar="DIR", help="folders of rows for recipes/, trained with --model")
+    parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="for embeddings (default: 100,000)")
     options = parser.parse_args()
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
@@ -81,7 +84,7 @@ def main() -> int:
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
-        subject = Subject(Path(folder), options.model, options.data, options.peer, options.sets)
+        subject = Subject(Path(folder), options.model, options.data, options.peer, options.sets, options.documents)
         for name in options.only:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)

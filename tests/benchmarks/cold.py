@@ -141,14 +141,14 @@ def _measure_peak(file: Path, home: Path) -> float:
     argv = command("run", str(file))
     with subprocess.Popen(argv, env=environment(home), stdout=output, stderr=output) as run:
         while run.poll() is None:
-            peak_kb = max(peak_kb, sum(map(_read_pss_kb, [run.pid, *descendants(run.pid)])))
+            peak_kb = max(peak_kb, sum(map(read_pss_kb, [run.pid, *descendants(run.pid)])))
             time.sleep(0.2)
     if run.returncode != 0:
         raise RuntimeError(f"the run ended with exit code {run.returncode}")
     return peak_kb * 1024 / 1e6
 
 
-def _read_pss_kb(pid: int) -> int:
+def read_pss_kb(pid: int) -> int:
     """The memory of a process, in which each page is divided by the number of its processes; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

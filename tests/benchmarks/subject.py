@@ -43,8 +43,8 @@ class Subject:
     """Rows and a model, made at their first use.
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
-    SPLIT.parquet with columns text and label), `peer` (a script to compare with) and `sets` (folders of rows that
-    recipes name) are the user's.
+    SPLIT.parquet with columns text and label), `peer` (a script to compare with), `sets` (folders of rows that recipes
+    name) and `documents` (the number of those that are embedded) are the user's.
     """
 
     folder: Path
@@ -52,6 +52,7 @@ class Subject:
     own_data: Path | None = None
     peer: Path | None = None
     sets: Path | None = None
+    documents: int = 100_000
 
     @cached_property
     def data(self) -> Path:

@@ -18,7 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 
-from training.models import adapters, weights
+from training.models import adapters, generation_settings, weights
 from training.models.configurations import require_class, without_code
 from training.models.repository_files import blame_tokenizer, require_bounded, require_no_other_files
 from training.problems import Problem, UserError
@@ -234,6 +234,7 @@ def _load(
         if not hasattr(config, name):
             setattr(config, name, config_fields[name])
     require_class(config, task_type.auto_class, "model")
+    generation_settings.require_usable(folder, task_type.auto_class, "model")
     model, found = getattr(transformers, task_type.auto_class).from_pretrained(
         folder,
         config=config,
@@ -245,4 +246,6 @@ def _load(
         **options,
     )
     assert isinstance(model, PreTrainedModel)
+    if task_type.auto_class in generation_settings.GENERATE:
+        generation_settings.unset_unusable(model.generation_config, vocab_size(model))
     return model, weights.missing_weights(found), weights.compare(model, found)

@@ -23,7 +23,7 @@ from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tasks.registry.champions import fetch_config
 from training import task_types
 from training.jobs.protocol import Job, write_atomically
-from training.models import gguf_vocabulary
+from training.models import generation_settings, gguf_vocabulary
 from training.models.repository_files import read_json
 from training.models.weights import INDEX, WEIGHTS, read_shapes
 from training.problems import UserError
@@ -56,6 +56,8 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
     config = read_json(model / "config.json") if model else _configuration(recipe, lock, field, download)
     if not config:
         return CheckedModel(notes=[f"{field} was not checked: its config.json is empty, or not on this machine yet."])
+    if model is not None:
+        generation_settings.require_usable(model, task_types.class_of(recipe.task).auto_class, field)
     settings = CheckModelSettings(
         **recipe.task_and_options,
         labels=_labels(recipe),

@@ -1,0 +1,185 @@
+"""Embeddings of many short documents by `finetune predict`, against the raw forward pass on the same batches.
+
+The rate is that of the further documents: a command with a tenth of them runs first, and its time is subtracted from
+that with all, so that starts and imports do not count. Run as a program it is one process: `... register MODEL`
+registers the model in the home, and `... raw MODEL FILE FIRST` prints the seconds, and those of processor time, of the
+forward pass alone on the file's documents from FIRST on.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.jobs.commands import python_argv
+from tasks.jobs.hardware import mixed_precision
+from tests.benchmarks.cold import read_pss_kb
+from tests.benchmarks.subject import Subject, run, write_job
+from tests.benchmarks.table import Row
+from tests.flows.small import command, environment
+from training.jobs.processes import descendants
+from training.jobs.protocol import OUTPUT
+from training.recipe.batch_prediction import SHARD_ROWS
+
+WORDS = 10
+BATCH_ROWS = 64
+MAX_TOKENS = 64
+SMALL = {
+    "model_type": "bert",
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "vocab_size": 8000,
+    "max_position_embeddings": 128,
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One command, or the forward pass."""
+
+    wall_s: float
+    processor_s: float
+    peak_mib: float = 0.0
+    result: Any = None
+
+
+def measure(subject: Subject) -> list[Row]:
+    """The ratio of the rates, the memory for ten times the documents, and what one appended document costs."""
+    many, folder = subject.documents, subject.folder / "embeddings"
+    few = many // 10
+    folder.mkdir()
+    model, home = _make_model(subject, folder), folder / "home"
+    home.mkdir(mode=0o700)
+    _child(home, "register", str(model))
+    texts = _make_documents(subject, many + few + 1)
+    first = _predict(home, _write(folder / "few.parquet", texts[many + 1 :]), folder / "few")
+    file = _write(folder / "many.parquet", texts[:many])
+    whole = _predict(home, file, folder / "many")
+    raw = Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few))))
+    again = _predict(home, _write(file, texts[: many + 1]), folder / "many")
+    rows, seconds = many - few, whole.wall_s - first.wall_s
+    how = f"{rows:,} documents of {WORDS} words, 256 dimensions; {rows / seconds:,.0f} documents/s, and "
+    how += f"{rows / raw.wall_s:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; the command took "
+    how += f"{whole.wall_s:.1f} s for {many:,}"
+    processor = raw.processor_s / (whole.processor_s - first.processor_s)
+    memory = (
+        f"peak of all processes: {first.peak_mib:.0f} MiB for {few:,} documents, {whole.peak_mib:.0f} MiB for {many:,}"
+    )
+    return [
+        Row("embeddings of documents / raw forward pass", raw.wall_s / seconds, how, least=0.9),
+        Row("the same in processor time", processor, "the command's other work counts against it"),
+        Row("embeddings: memory for 10 times the documents", whole.peak_mib / first.peak_mib, memory, most=1.10),
+        Row(
+            "embeddings: documents that one appended document embeds",
+            again.result["counts"]["new"],
+            f"{many:,} before, in blocks of {SHARD_ROWS:,}; {again.wall_s:.1f} s from the command's start to its end",
+            most=SHARD_ROWS,
+        ),
+    ]
+
+
+def _make_model(subject: Subject, folder: Path) -> Path:
+    """A small encoder that nobody has trained, as training exports it."""
+    from training import task_types
+    from training.models import loading
+
+    job = folder / "jobs/model"
+    settings = {"config": SMALL, "seed": 0, "texts": ["text"], "writes": False}
+    write_job(job, "training.programs.create_model", settings, {"data": subject.loaded})
+    run(job, python_argv("training.programs.create_model"))
+    base, task_type = job / OUTPUT, task_types.load("embedding")
+    network = loading.load_base(task_type, base / "model", seed=0)
+    task_type.prepare(network, loading.load_tokenizer(base / "tokenizer"))
+    loading.export(network, base / "tokenizer", folder / "model")
+    return folder / "model"
+
+
+def _make_documents(subject: Subject, count: int) -> list[str]:
+    """Distinct documents of the subject's words."""
+    rows = pq.read_table(subject.data / "train.parquet", columns=["text"])["text"].to_pylist()
+    words = [word for text in rows for word in text.split()]
+    starts = (place * (WORDS - 1) % (len(words) - WORDS) for place in range(count))
+    return [" ".join([*words[start : start + WORDS - 1], str(number)]) for number, start in enumerate(starts)]
+
+
+def _write(file: Path, texts: Sequence[str]) -> Path:
+    pq.write_table(pa.table({"talk": texts}), file)
+    return file
+
+
+def _predict(home: Path, file: Path, out: Path) -> Ran:
+    """`finetune predict` of the file's documents."""
+    result, peak_kb, before = out.with_suffix(".json"), 0, resource.getrusage(resource.RUSAGE_CHILDREN)
+    options = ["--output", str(out), "--batch-size", str(BATCH_ROWS), "--no-drift", "--json", str(result)]
+    argv, began = command("predict", "counter", "--input", str(file), *options), time.perf_counter()
+    with subprocess.Popen(argv, env=environment(home), stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak_kb = max(peak_kb, sum(map(read_pss_kb, [process.pid, *descendants(process.pid)])))
+            time.sleep(0.2)
+    if process.returncode:
+        raise RuntimeError(f"finetune predict ended with exit code {process.returncode}")
+    used, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
+    processor_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return Ran(wall_s, processor_s, peak_kb / 1024, json.loads(result.read_text()))
+
+
+def _child(home: Path, *words: str) -> str:
+    argv = [sys.executable, "-m", "tests.benchmarks.embeddings", *words]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=environment(home)).stdout
+
+
+def _register(model: Path) -> None:
+    from tasks.registry.versions import PRECISION_TAG
+    from tasks.tracking.connection import connect
+    from tests.flows.served import register
+
+    register(model, "embedding")
+    connect().set_model_version_tag("counter", "1", PRECISION_TAG, mixed_precision())
+
+
+def _pass(model: Path, file: Path, first: int) -> tuple[float, float]:
+    """The seconds of wall time and of processor time of the forward pass."""
+    import torch
+
+    from training import task_types
+    from training.batching.batches import EvaluationBatches, TokenRows
+    from training.models import loading
+    from training.tokenization.transformers_encoder import load_encoder
+
+    loading.make_deterministic()
+    task_type, batches = task_types.load("embedding"), list[Any]()
+    network, precision = loading.load_trained(task_type, model), mixed_precision()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
+    collate = task_type.collator(loading.load_tokenizer(model), loading.padding_multiple())
+    encoder, texts = load_encoder(model, model, MAX_TOKENS), pq.read_table(file)["talk"][first:]
+    for start in range(0, len(texts), SHARD_ROWS):
+        part = pa.record_batch({"anchor": texts.slice(start, SHARD_ROWS).combine_chunks()})
+        rows = TokenRows(pa.Table.from_batches([task_type.features(encoder, part).rows]))
+        plan = EvaluationBatches(rows.lengths, BATCH_ROWS)
+        batches += [collate([rows[number] for number in numbers]) for numbers in plan]
+    began, used = time.perf_counter(), time.process_time()
+    with torch.inference_mode(), torch.autocast(device.type, loading.DTYPES[precision], enabled=precision != "no"):
+        for batch in batches:
+            task_type.forward(network, {name: tensor.to(device) for name, tensor in batch.items()})["logits"].cpu()
+    return time.perf_counter() - began, time.process_time() - used
+
+
+if __name__ == "__main__":
+    what, folder, *more = sys.argv[1:]
+    if what == "register":
+        _register(Path(folder))
+    else:
+        print(json.dumps(_pass(Path(folder), Path(more[0]), int(more[1]))))

@@ -1,0 +1,109 @@
+"""Mistakes in a model's generation_config.json, which transformers reports late, or by a Python error.
+
+Only settings that end generation or saving are mistakes. Tokens that the model does not have are none: those of the
+tokenizer take their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from training.models.repository_files import read_json
+from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+FILE = "generation_config.json"
+GENERATE = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
+"""The classes of transformers whose models generate text."""
+UNUSABLE = (
+    *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+    *("constraints", "force_words_ids", "penalty_alpha", "dola_layers", "stop_strings", "token_healing"),
+    "assistant_early_exit",
+)
+"""Settings that change what is returned, or need code or objects that the file does not hold."""
+
+AtLeast0 = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Tokens = int | list[int]
+
+
+class _Settings(BaseModel):
+    """Settings and the values that they may have; null is each one's default."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    num_beams: AtLeast1 | None = None
+    num_return_sequences: AtLeast1 | None = None
+    max_length: AtLeast0 | None = None
+    max_new_tokens: AtLeast1 | None = None
+    min_length: AtLeast0 | None = None
+    min_new_tokens: AtLeast0 | None = None
+    max_time: Positive | None = None
+    no_repeat_ngram_size: AtLeast0 | None = None
+    encoder_no_repeat_ngram_size: AtLeast0 | None = None
+    do_sample: bool | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: AtLeast0 | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    repetition_penalty: Positive | None = None
+    encoder_repetition_penalty: Positive | None = None
+    length_penalty: float | None = None
+    exponential_decay_length_penalty: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: Tokens | None = None
+    pad_token_id: int | None = None
+    decoder_start_token_id: Tokens | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: Tokens | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    bad_words_ids: Annotated[list[list[AtLeast0]], Field(min_length=1)] | None = None
+
+
+def require_usable(folder: Path, auto_class: str, field: str) -> None:
+    """Raises UserError with all mistakes in the file of a model's folder, if the class generates text. `field` is that
+    of the recipe which names the model."""
+    if auto_class in GENERATE and (problems := list(_find_problems(folder, field))):
+        raise UserError(problems)
+
+
+def unset_unusable(settings: GenerationConfig, tokens: int | None) -> None:
+    """Unsets what generation cannot use here, and a padding token that the model, with so many tokens, does not have:
+    the texts of a batch that end first would continue with it."""
+    settings.update(**{name: None for name in UNUSABLE if getattr(settings, name, None)})
+    if settings.pad_token_id is not None and tokens is not None and not 0 <= settings.pad_token_id < tokens:
+        settings.pad_token_id = None
+
+
+def _find_problems(folder: Path, field: str) -> Iterator[Problem]:
+    if not (folder / FILE).exists():
+        return
+    values = read_json(folder / FILE)
+    if not values:
+        if (folder / FILE).read_text(errors="replace").strip().replace(" ", "") != "{}":
+            yield Problem(kind="model", where=field, message=f"{FILE} has no JSON object: correct or remove it.")
+        return
+    found: dict[str, tuple[Any, list[str]]] = {}
+    try:
+        _Settings.model_validate(values)
+    except ValidationError as error:
+        for one in error.errors():
+            name = str(one["loc"][0])
+            found.setdefault(name, (values[name], []))[1].append(one["msg"].removeprefix("Input should be "))
+    beams, number = values.get("num_beams") or 1, values.get("num_return_sequences") or 1
+    if not found and number > beams and not values.get("do_sample"):
+        found["num_return_sequences"] = number, [f"at most num_beams, {beams}"]
+    for name, (value, allowed) in found.items():
+        message = f"{FILE} has {name} {value!r:.100}, which should be {' or '.join(dict.fromkeys(allowed))}: "
+        yield Problem(kind="model", where=field, message=f"{message}correct the file, or choose another model.")
