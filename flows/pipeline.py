@@ -70,6 +70,8 @@ class TrainingInputs:
     data: LoadDataArtifact
     model: Artifact
     tokens: Artifact
+    mined: Artifact | None
+    """The rows with mined documents; None if the recipe mines none."""
     teacher: Artifact | None
     """The teacher's outputs for the training rows; None if the recipe has no teacher."""
     unlabelled: Artifact | None
@@ -117,7 +119,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
         more_tokens = build(tokenize_unlabelled, recipe, unlabelled, model)
     if recipe.training.teacher is not None:
         teacher = build(teacher_outputs, recipe, lock, data, unlabelled)
-    return TrainingInputs(lock, data, model, with_reference, teacher, more_tokens, held, folds)
+    return TrainingInputs(lock, data, model, with_reference, mined, teacher, more_tokens, held, folds)
 
 
 def train_and_score(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Scored:
@@ -179,7 +181,7 @@ def pipeline(
         predicted = predict_out_of_fold(build, recipe, scored)
         scores_of_folds = build(score_folds, recipe, data, tokens, trained, predicted)
     champion = build(find_champion, recipe, trained, scores)
-    opponent = build(predict_champion, recipe, lock, data, champion) if champion else None
+    opponent = build(predict_champion, recipe, lock, data, champion, scored.mined) if champion else None
     number, comparison = None, None
     if has_opponent(recipe, champion):
         if counts_comparisons(recipe):

@@ -399,7 +399,7 @@ class Search:
             champion = build(find_champion, recipe, scored.trained, scored.scores)
             if champion is None:
                 return None
-            opponent = build(predict_champion, recipe, scored.lock, scored.data, champion)
+            opponent = build(predict_champion, recipe, scored.lock, scored.data, champion, scored.mined)
             return self._compare(best, scored, champion, opponent)
         except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
             return None

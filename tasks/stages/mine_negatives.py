@@ -15,16 +15,18 @@ from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
-from training.data.hard_negatives import DECIMALS, MineResult, QueryRows, find_negatives
+from training.data.hard_negatives import DECIMALS, MineResult, QueryRows, find_candidates, find_negatives
 from training.jobs.protocol import TaskSettings
 from training.programs.mine_negatives import TEXTS_AT_ONCE, MineSettings
 from training.recipe import Recipe
-from training.recipe.data_fields import Negatives
+from training.recipe.data_fields import EVALUATED, Negatives
 from training.task_types.task_type import MinesNegatives
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from training.evaluation.bm25 import Bm25
 
 PROGRAM = "training.programs.mine_negatives"
 
@@ -45,7 +47,8 @@ class MineByWordsSettings(TaskSettings):
 @stage(MineResult)
 def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact | None) -> StageJob:
     """Adds documents to the training rows that are near their queries and do not belong to them, by BM25 or by the
-    embeddings of a model. Validation and test stay as they are. `model` is the base model, if it finds them.
+    embeddings of a model. With data.negatives.num_candidates, the queries of validation and test get the nearest
+    documents; else these rows stay as they are. `model` is the base model, if it finds them.
 
     The training rows and data.negatives; with embeddings, also the model, the prompts and pooling, the length, and the
     number format of prediction. Neither the loss nor any setting of training: recipes that differ in these share the
@@ -59,7 +62,8 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
         "options": task_type.options_of("mine_negatives"),
         "negatives": negatives,
     }
-    code, reads = task_types.code_modules(recipe.task), {"data": files_of(data, ["train.arrow"])}
+    files = [f"{split}.arrow" for split in negatives.splits]
+    code, reads = task_types.code_modules(recipe.task), {"data": files_of(data, files)}
     names = {"source": "data.negatives.source"}
     if negatives.source == "bm25":
         return StageJob(
@@ -107,7 +111,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
             mixed_precision=lock.mixed_precision,
             num_processes=lock.num_processes,
         ),
-        blocks_without=("negatives", "task", "options", f"upstream.{data.stage}/train.arrow"),
+        blocks_without=("negatives", "task", "options", *(f"upstream.{data.stage}/{file}" for file in files)),
         show=_warn,
     )
 
@@ -117,16 +121,23 @@ def _mine_by_words(work: Work, settings: MineByWordsSettings, inputs: Mapping[st
 
     task_type = cast(MinesNegatives, task_types.load(settings.task, settings.options))
     rows = QueryRows.read(task_type, inputs["data"] / "train.arrow")
-    model, queries = Bm25([*rows.corpus.documents]), [*rows.corpus.queries]
-
-    def scores(first: int, last: int) -> npt.NDArray[np.float64]:
-        return model.scores(queries[first:last])
+    scores = partial(_score, Bm25([*rows.corpus.documents]), [*rows.corpus.queries])
 
     # A document without a word of the query has the score 0: any of them would be as good.
     least = max(settings.negatives.min_score or 0.0, 10.0**-DECIMALS)
     chosen = settings.negatives.model_copy(update={"min_score": least})
     found = find_negatives(rows.corpus, scores, chosen, work.progress)
+    files = [inputs["data"] / f"{split}.arrow" for split in EVALUATED]
+    for file in files:
+        if (number := chosen.num_candidates) is not None and file.is_file():
+            evaluated = QueryRows.read(task_type, file)
+            nearby = partial(_score, Bm25([*evaluated.corpus.documents]), [*evaluated.corpus.queries])
+            evaluated.write_candidates(find_candidates(evaluated.corpus, nearby, number), work.out / file.name)
     return rows.write(found, chosen.num_negatives, work.out / "train.arrow")
+
+
+def _score(model: Bm25, queries: list[str], first: int, last: int) -> npt.NDArray[np.float64]:
+    return model.scores(queries[first:last])
 
 
 def _warn(work: Work, result: object) -> None:

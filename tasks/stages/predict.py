@@ -12,7 +12,7 @@ from typing import Any
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.jobs.commands import build_predict_launch
-from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
+from tasks.jobs.job import StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
@@ -95,8 +95,11 @@ def predict_fold(
 
 
 @stage(PredictChampionResult, where="there is a champion")
-def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champion) -> StageJob:
-    """Predicts every row of the judged split by the champion with its own tokenizer.
+def predict_champion(
+    recipe: Recipe, lock: Lock, data: Artifact, champion: Champion, mined: Artifact | None = None
+) -> StageJob:
+    """Predicts every row of the judged split by the champion with its own tokenizer. `mined` may have the rows with
+    candidates.
 
     The champion's model and options, the rows and labels, and the number format of prediction.
     """
@@ -104,6 +107,9 @@ def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champ
     task_type = task_types.load(**_task_and_options(recipe, champion))
     batch_size = recipe.training.per_device_eval_batch_size
     options = task_type.options_of("tokenize") | task_type.options_of("predict")
+    rows = files_of(data, ["labels.json", f"{split}.arrow"])
+    if mined is not None and recipe.data.negatives is not None and split in recipe.data.negatives.splits:
+        rows = joined("rows", files_of(data, ["labels.json"]), files_of(mined, [f"{split}.arrow"]))
     return StageJob(
         program,
         PredictChampionSettings(
@@ -118,7 +124,7 @@ def predict_champion(recipe: Recipe, lock: Lock, data: Artifact, champion: Champ
         ),
         reads={
             **files_of_version(champion, "release.registry"),
-            "data": files_of(data, ["labels.json", f"{split}.arrow"]),
+            "data": rows,
         },
         code=task_types.code_modules(recipe.task),
         outside=() if prompts else ("training.engine.answers", "training.evaluation.preferences"),

@@ -35,7 +35,8 @@ def test_negatives_are_found_once_and_a_reranker_gets_those_of_registered_embedd
     lines = {words[0]: words[1] for line in plan.stdout.splitlines() if len(words := line.split()) > 1}
     assert (lines["mine_negatives"], lines["fit"]) == ("cached", "will")
 
-    found = ("data.negatives={source: registry, path: embedding/1, num_negatives: 2}", "training.num_train_epochs=1")
+    negatives = "{source: registry, path: embedding/1, num_negatives: 2, num_candidates: 3}"
+    found = (f"data.negatives={negatives}", "training.num_train_epochs=1")
     first = run("reranking", *found)
     assert first["mine_negatives"] == "ran" and json.loads(out.read_text())["state"] == "completed"
     assert run("reranking", *found, "options.loss=list_net")["mine_negatives"] == "cached"

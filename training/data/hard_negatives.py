@@ -10,7 +10,7 @@ N rows, Q distinct queries, C distinct documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +41,10 @@ class TakesNegatives(Protocol):
     def judged_documents(self, rows: pa.RecordBatch) -> Sequence[Judged]: ...
 
     def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch: ...
+
+    def with_candidates(
+        self, batches: Sequence[pa.RecordBatch], found: Mapping[str, Sequence[str]]
+    ) -> list[pa.RecordBatch]: ...
 
 
 class MineResult(Result):
@@ -105,6 +109,14 @@ class QueryRows:
         judged = [task_type.judged_documents(batch) for batch in batches]
         return cls(task_type, batches, judged, Corpus.of(row for of_batch in judged for row in of_batch))
 
+    def write_candidates(self, found: Sequence[Sequence[str]], file: Path) -> None:
+        """Stores the rows of an evaluated split with the documents that were found for their queries (Q,)."""
+        by_query = dict(zip(self.corpus.queries, found, strict=True))
+        rows = self.task_type.with_candidates(self.batches, by_query)
+        with ipc_writer(file, rows[0].schema) as writer:
+            for block in in_blocks(rows, rows[0].schema):
+                writer.write_batch(block)
+
     def write(self, found: Sequence[Sequence[str]], wanted: int, file: Path) -> MineResult:
         """Stores the rows with the negatives of their queries (Q,), of which `wanted` were looked for. A row without a
         document that belongs to its query gets none."""
@@ -153,6 +165,26 @@ def find_negatives(
             chosen = [] if lowest is None else _choose(of_query, float(lowest), settings)
             found.append([texts[document] for document in chosen])
         report(last, number)
+    return found
+
+
+def find_candidates(corpus: Corpus, scores: Scores, number: int) -> list[list[str]]:
+    """The nearest documents of each query (Q,), at most `number`, the nearest first, without its own text. Of documents
+    with equal scores, those that belong to the query come last."""
+    texts, queries, found = [*corpus.documents], [*corpus.queries], list[list[str]]()
+    block = max(1, MAX_SCORES // max(1, len(texts)))
+    for first in range(0, len(queries), block):
+        last = min(first + block, len(queries))
+        of_block = np.round(scores(first, last).astype(np.float64), DECIMALS)
+        of_block[np.isnan(of_block)] = -math.inf
+        for query, judged, of_query in zip(queries[first:last], corpus.judged[first:last], of_block, strict=True):
+            if (own := corpus.documents.get(query)) is not None and not judged.get(own):
+                of_query[own] = -math.inf
+            belongs = np.zeros(len(texts), np.bool_)
+            belongs[[document for document, is_relevant in judged.items() if is_relevant]] = True
+            places = np.flatnonzero(of_query >= np.sort(of_query)[-number:][0])
+            places = places[np.lexsort((places, belongs[places], -of_query[places]))][:number]
+            found.append([texts[place] for place in places if of_query[place] > -math.inf])
     return found
 
 

@@ -218,18 +218,28 @@ def rank_by(
     return _rankings(query_rows, ranked, pairs[:, 0], ranks, graded)
 
 
-def rank_candidates(queries: npt.ArrayLike, scores: Scores, relevance: npt.ArrayLike, rows: Rows) -> Rankings:
+def rank_candidates(
+    queries: npt.ArrayLike,
+    scores: Scores,
+    relevance: npt.ArrayLike,
+    rows: Rows,
+    missed: npt.NDArray[np.bool_] | None = None,
+) -> Rankings:
     """Ranks the candidates of each query among themselves.
 
     Args:
         queries: (N,) the query of each candidate, by any number; its candidates need not stand together.
         scores: (N,) the score of each candidate.
         relevance: (N,) the relevance of each candidate; one that is not above 0 is not relevant.
-        rows: (N,) the split's row of each candidate, ascending.
+        rows: (N,) the split's row of each candidate, ascending within a query.
+        missed: (N,) whether it is no candidate, but a relevant document that the search has not found: its rank is
+            WORST_RANK. Every query has a candidate, before those that are missed. None: all are candidates.
     """
+    if missed is not None:
+        scores = np.where(missed, -np.inf, scores)
     _, first, numbers = np.unique(np.asarray(queries), return_index=True, return_inverse=True)
     query = np.argsort(np.argsort(first))[numbers]  # in the order of the rows, whatever the queries' numbers are
-    graded, values = np.asarray(relevance, np.float64), np.nan_to_num(scores, copy=True, nan=-np.inf)
+    graded, values = np.asarray(relevance, np.float64), np.nan_to_num(scores, copy=True, nan=-np.inf, neginf=-np.inf)
     largest = np.zeros(len(first))
     np.maximum.at(largest, query, np.where(np.isfinite(values), np.abs(values), 0.0))
     order = np.lexsort((-values, query))
@@ -238,8 +248,11 @@ def rank_candidates(queries: npt.ArrayLike, scores: Scores, relevance: npt.Array
     tied = np.cumsum(np.concatenate([[True], lower | (np.diff(query[order]) > 0)])[: len(order)])
     order = order[np.lexsort((graded[order], tied))]
     ranks = _places(query[order]) + 1
+    if missed is not None:
+        ranks[missed[order]] = WORST_RANK
     is_relevant = graded[order] > 0
-    relevant, sizes = order[is_relevant], np.bincount(query, minlength=len(first))
+    ranked = query if missed is None else query[~missed]
+    relevant, sizes = order[is_relevant], np.bincount(ranked, minlength=len(first))
     return _rankings(rows[np.sort(first)], sizes, query[relevant], ranks[is_relevant], graded[relevant])
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training import task_types
-from training.data.hard_negatives import MineResult, QueryRows, find_negatives
+from training.data.hard_negatives import MineResult, QueryRows, find_candidates, find_negatives
 from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_blocks, read_block
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
@@ -66,22 +66,44 @@ def main(job_dir: Path, job: Job, events: Events) -> MineResult:
     device = ranks.join_group()
     settings = MineSettings.model_validate(job.settings)
     task_type = cast(MinesNegatives, task_types.load(settings.task, settings.options))
-    rows = QueryRows.read(task_type, Path(job.inputs["data"]) / "train.arrow")
-    vectors, embedded = embed(rows.corpus.order, job_dir, job, settings, events, device)
+    # The training rows come last: rows that are appended to them change no earlier block of texts.
+    files = [file for split in ("validation", "test", "train") if (file := _rows_of(job, split)).is_file()]
+    by_file = {file: QueryRows.read(task_type, file) for file in files}
+    texts = [text for rows in by_file.values() for text in rows.corpus.order]
+    vectors, embedded = embed(texts, job_dir, job, settings, events, device)
     ranks.leave_group()
     if vectors is None:
         return MineResult(rows=0, negatives=0, without=0)  # of another rank, which is not read
 
-    is_document = np.array([is_document for _, is_document in rows.corpus.order], np.bool_)
-    queries, documents = vectors[~is_document], vectors[is_document].T
-
     def report(done: int, total: int) -> None:
         events.progress(phase="search", done=done, total=total)
 
-    chosen = settings.negatives
-    found = find_negatives(rows.corpus, lambda first, last: queries[first:last] @ documents, chosen, report)
-    result = rows.write(found, chosen.num_negatives, job_dir / OUTPUT / "train.arrow")
+    chosen, start, result = settings.negatives, 0, MineResult(rows=0, negatives=0, without=0)
+    for file, rows in by_file.items():
+        order = rows.corpus.order
+        own, is_document = vectors[start : start + len(order)], np.array([document for _, document in order], np.bool_)
+        start += len(order)
+        scores = partial(_products, own[~is_document], own[is_document].T)
+        if file.stem == "train":
+            found = find_negatives(rows.corpus, scores, chosen, report)
+            result = rows.write(found, chosen.num_negatives, job_dir / OUTPUT / file.name)
+        else:
+            assert chosen.num_candidates is not None
+            rows.write_candidates(
+                find_candidates(rows.corpus, scores, chosen.num_candidates), job_dir / OUTPUT / file.name
+            )
     return result.model_copy(update={"texts": len(vectors), "embedded": embedded})
+
+
+def _rows_of(job: Job, split: str) -> Path:
+    return Path(job.inputs["data"]) / f"{split}.arrow"
+
+
+def _products(
+    queries: npt.NDArray[np.float32], documents: npt.NDArray[np.float32], first: int, last: int
+) -> npt.NDArray[np.float32]:
+    """(q, C) of queries (Q, D) and documents (D, C)."""
+    return np.asarray(queries[first:last] @ documents)
 
 
 def embed(

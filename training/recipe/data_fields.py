@@ -148,6 +148,9 @@ else:
     )
 
 
+EVALUATED = ("validation", "test")
+
+
 class Negatives(Section):
     """Documents near a query that do not belong to it, which are found among those of all training rows and added to
     the rows of the query. Names, meanings and defaults are those of sentence-transformers' mine_hard_negatives."""
@@ -172,6 +175,15 @@ class Negatives(Section):
     be above)."""
     relative_margin: float | None = Field(default=None, ge=0, le=1)
     """The same as a share of the positive's score: 0.05 takes documents of at most 95 % of it (null: none)."""
+    num_candidates: int | None = Field(default=None, ge=2, le=1000)
+    """For reranking: the documents of a query of validation and test become the nearest so many of all documents of the
+    split, so that figures are those of this search with the reranker after it. A relevant document that the search
+    does not find counts as not found (null: those that the rows have)."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits whose rows get documents."""
+        return ("train",) if self.num_candidates is None else ("train", *EVALUATED)
 
 
 class Data(_Rows):

@@ -48,6 +48,8 @@ class TaskSpecification(RowSpecification):
     evaluation.judge compares; in place of each message of a row's assistant, as in AnswersTurns; or not at all."""
     embeds: ClassVar[bool] = False
     """Whether its models give texts embeddings, as those of training.task_types.text_embedding do."""
+    takes_candidates: ClassVar[bool] = False
+    """Whether a search may give its evaluated rows their documents: data.negatives.num_candidates."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
     label_smoothing_factor. A recipe that sets another of these is refused."""

@@ -8,7 +8,9 @@ a padded batch               PadCandidates in training/batching/batches.py
 the model's output           logits (D, 1), then (B, L); a score is a logit, or its sigmoid for binary_cross_entropy
 
 The tokens of a row are those of the query with each document, one pair after another, each cut at tokens.max_length.
-`query` is a hash of the query's text: in metrics, all rows with one text are one query.
+`query` is a hash of the query's text: in metrics, all rows with one text are one query. If a search has found the
+candidates of an evaluated split, they are those of the query's first row, in the order of the search, and `missed` are
+the labels of its relevant documents that are not among them.
 
 B rows of a batch, D documents of all of them, L documents of a row at most.
 """
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 LossName: TypeAlias = Literal["binary_cross_entropy", "mse", "list_net", "lambda"]
 _OF_LISTS = ("list_net", "lambda")
 """Losses that compare the candidates of a query, which therefore are in one row."""
+MISSED = "missed"
 
 
 class Reranking(MinesNegatives):
@@ -126,6 +129,8 @@ class Reranking(MinesNegatives):
         columns["text_lengths"] = list_column(encoded.lengths, counts)
         columns["length"] = lengths
         columns["query"] = hash_ids(queries)
+        if MISSED in rows.schema.names:
+            columns[MISSED] = rows.column(MISSED)
         if "label" in rows.schema.names or "labels" in rows.schema.names:
             labels = _read_labels(rows)
             columns["label"] = pa.array(labels, pa.list_(pa.float32()))
@@ -159,6 +164,38 @@ class Reranking(MinesNegatives):
         ]
         columns = {"query": rows["query"], "documents": pa.array(documents, pa.list_(pa.string())), "labels": labels}
         return pa.RecordBatch.from_pydict(columns)
+
+    takes_candidates: ClassVar = True
+
+    def with_candidates(
+        self, batches: Sequence[pa.RecordBatch], found: Mapping[str, Sequence[str]]
+    ) -> list[pa.RecordBatch]:
+        """Rows as lists with the column `missed`; later rows of a query stay as they are, and do not count."""
+        by_row = [
+            (query, [*zip((text for text, _ in documents), labels, strict=True)])
+            for batch in batches
+            for (query, documents), labels in zip(self.judged_documents(batch), _read_labels(batch), strict=True)
+        ]
+        graded: dict[str, dict[str, float]] = {}
+        for query, documents in by_row:
+            of_query = graded.setdefault(query, {})
+            for text, label in documents:
+                of_query[text] = max(label, of_query.get(text, 0))
+        rows, seen = list[dict[str, Any]](), set[str]()
+        for query, documents in by_row:
+            missed = list[float]()
+            if query not in seen and found[query]:
+                grades, texts = graded[query], [*found[query]]
+                documents = [(text, grades.get(text, 0)) for text in texts]
+                missed = [label for text, label in grades.items() if label > 0 and text not in {*texts}]
+            seen.add(query)
+            labels = json.dumps([label for _, label in documents])
+            rows.append(
+                {"query": query, "documents": [text for text, _ in documents], "labels": labels, MISSED: missed}
+            )
+        kinds = {"documents": pa.list_(pa.string()), MISSED: pa.list_(pa.float32())}
+        schema = pa.schema([(name, kinds.get(name, pa.string())) for name in ("query", "documents", "labels", MISSED)])
+        return [pa.RecordBatch.from_pylist(rows, schema)]
 
     def _count_targets(self, labels: Sequence[float]) -> int:
         """The targets of a row, as those of a batch."""
@@ -214,14 +251,14 @@ class Reranking(MinesNegatives):
         return pa.RecordBatch.from_pydict({"logits": list_column(logits[there], counts)})
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
-        """With the labels, and the `query`."""
-        return rows.with_labels(predictions.append_column("query", rows.table["query"]))
+        """With the labels, the `query`, and `missed` if a search has found the candidates."""
+        for name in ("query", MISSED):
+            if name in rows.table.column_names:
+                predictions = predictions.append_column(name, rows.table[name])
+        return rows.with_labels(predictions)
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
-        logits, relevance = (predictions[name].combine_chunks() for name in ("logits", "label"))
-        rows = np.repeat(np.arange(len(predictions)), logits.value_lengths().to_numpy())
-        queries = predictions["query"].to_numpy()[rows]
-        return rank_candidates(queries, logits.flatten().to_numpy(), relevance.flatten().to_numpy(), rows)
+        return _rank(predictions, predictions["logits"].combine_chunks().flatten().to_numpy())
 
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
         nothing = np.empty(0)
@@ -233,7 +270,10 @@ class Reranking(MinesNegatives):
         return rank_candidates(hash_ids(queries)[row], np.zeros(len(documents)), labels, row).query_rows
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """BM25."""
+        """BM25; the order of the search if one has found the candidates."""
+        files = [tokens / f"{split}.arrow" for split in ("validation", "test")]
+        if any(MISSED in _read_tokens(file).column_names for file in files if file.is_file()):
+            return Baseline([Rival("the search that found the candidates", partial(_rank_by_place, tokens))])
         return Baseline([Rival("BM25", partial(_rank_by_words, data))])
 
     # Records
@@ -305,6 +345,38 @@ def _candidates(rows: pa.Table) -> tuple[list[str], list[str], list[Any], npt.ND
 def _is_number(value: Any) -> bool:
     """Whether it is a number that a model computes with."""
     return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
+
+
+def _rank(rows: pa.Table, scores: npt.NDArray[Any]) -> Rankings:
+    """The rankings by the scores of all documents, one after another; rows have `label` and `query`."""
+    labels, queries = rows["label"].combine_chunks(), rows["query"].to_numpy()
+    row = np.repeat(np.arange(len(rows)), labels.value_lengths().to_numpy())
+    relevance = labels.flatten().to_numpy()
+    if MISSED not in rows.column_names:
+        return rank_candidates(queries[row], scores, relevance, row)
+    lists = rows[MISSED].combine_chunks()
+    of_missed = np.repeat(np.arange(len(rows)), lists.value_lengths().to_numpy())
+    _, first = np.unique(queries, return_index=True)
+    counts = np.isin(row, first)  # later rows of a query have no candidates of their own
+    places = np.concatenate([row[counts], of_missed])
+    return rank_candidates(
+        queries[places],
+        np.concatenate([scores[counts], np.zeros(len(of_missed))]),
+        np.concatenate([relevance[counts], lists.flatten().to_numpy()]),
+        places,
+        np.arange(len(places)) >= np.count_nonzero(counts),
+    )
+
+
+def _read_tokens(file: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+
+
+def _rank_by_place(tokens: Path, rows: Rankings, split: str) -> Rankings:
+    """The candidates in the order of the search."""
+    table = _read_tokens(tokens / f"{split}.arrow")
+    counts = table["label"].combine_chunks().value_lengths().to_numpy()
+    return _rank(table, -(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.float64))
 
 
 def _rank_by_words(data: Path, rows: Rankings, split: str) -> Rankings:

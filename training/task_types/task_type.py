@@ -370,6 +370,13 @@ class MinesNegatives(TaskType):
         """The query of each row, as load_data stores it, and its documents, each with whether it belongs to the
         query."""
 
+    def with_candidates(
+        self, batches: Sequence[pa.RecordBatch], found: Mapping[str, Sequence[str]]
+    ) -> list[pa.RecordBatch]:
+        """The rows of an evaluated split, in which the first row of each query has the documents that a search has
+        found for it, the nearest first: for task types with `takes_candidates`."""
+        raise NotImplementedError
+
     @abstractmethod
     def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch:
         """The rows with more documents that do not belong to their queries: those of each row."""

@@ -15,7 +15,7 @@ from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
 from tasks.stages.mine_negatives import mine_negatives
-from tests.arrow import read_arrow
+from tests.arrow import read_arrow, write_arrow
 from tests.task_types import build_world, recipe_of, write_rows
 from tests.tasks.forward_passes import Forwards, count_forwards, stored_blocks
 from tests.tasks.watching import Heard
@@ -155,3 +155,22 @@ def test_neither_the_loss_nor_the_training_is_in_the_key(forwards: Forwards) -> 
     assert len({key(), *(key(**other) for other in others), key(negatives={"range_min": 1})}) == 5
     by_words = {"negatives": {"source": "bm25"}}
     assert len({key(**by_words), *(key(**by_words, **other) for other in others)}) == 1, "words need no model"
+
+
+def test_the_queries_of_an_evaluated_split_get_the_nearest_documents_of_the_split(home: Path) -> None:
+    data = Artifact(stage="load_data", key="r", digest="rows", parts={"train.arrow": "t", "validation.arrow": "v"})
+    data.path.mkdir(parents=True)
+    for split, animals in (("train", WORDS["animal"]), ("validation", WORDS["tool"])):
+        rows = [{"query": f"some {name}", "document": f"a {name}", "label": 1.0} for name in animals]
+        write_arrow(data.path / f"{split}.arrow", pa.Table.from_pylist(rows))
+    values = recipe_of("reranking", Path("rows")) | {"options": {}}
+    values["data"] |= {"columns": {"query": "query", "document": "document"}, "label": "label"}
+    values["data"]["negatives"] = {"source": "bm25", "num_candidates": 3}
+    work = Work("near", home / "artifacts/mine_negatives/near", "run", (), "mine_negatives")
+    work.out.mkdir(parents=True)
+    mine_negatives.make(work, parse(values), Lock(), data, None)
+    found = read_arrow(work.out / "validation.arrow").to_pylist()
+    assert [row["query"] for row in found] == [f"some {name}" for name in WORDS["tool"]]
+    for row in found:
+        assert row["documents"][0] == row["query"].replace("some", "a") and row["labels"] == "[1.0, 0, 0]"
+        assert len({*row["documents"]}) == 3 and row["missed"] == []

@@ -536,6 +536,8 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
          "'own@champion' is an alias that each run of this recipe may move…name a version, such as own/1."),
         ({"data.negatives.range_min": 9, "data.negatives.range_max": 11}, "data.negatives.range_max",
          "11 leaves 2 documents after range_min, fewer than num_negatives, 3: set it to 12 or more, or to null"),
+        ({"data.negatives.num_candidates": 9}, "data.negatives.num_candidates",
+         "is for rows with candidates, as task reranking has them, and not for embedding: set it to null"),
         ({"evaluation.splits": ["train", "test"]}, "evaluation.splits",
          "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, test"),
     ],

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -19,8 +20,10 @@ from tests.arrow import write_arrow
 from tests.training.forks import assert_resumes, curve, finish
 from tests.training.task_types import cross_encoder, preference_model
 from training.batching.batches import TokenRows
+from training.data.hard_negatives import Corpus, find_candidates
 from training.engine.predictor import Predictor
 from training.evaluation.baseline import choose_rival
+from training.evaluation.rankings import WORST_RANK, Rankings, rank
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.reranking import Reranking
@@ -259,3 +262,50 @@ def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> Non
     )
     assert moved > 1e-3
     assert max(float((weight - theirs[name]).abs().max()) for name, weight in ours.items()) < 1e-5
+
+
+def test_the_candidates_of_a_search_are_ranked_and_what_it_missed_counts_as_not_found() -> None:
+    rows = [("q1", "a", 1.0), ("q2", "b", 1.0), ("q1", "c", 1.0), ("q1", "d", 0.0)]
+    batch = pa.RecordBatch.from_pylist([dict(zip(("query", "document", "label"), row, strict=True)) for row in rows])
+    (found,) = Reranking().with_candidates([batch], {"q1": ["b", "a"], "q2": ["a", "b"]})
+    assert found.to_pylist() == [
+        {"query": "q1", "documents": ["b", "a"], "labels": "[0, 1.0]", "missed": [1.0]},
+        {"query": "q2", "documents": ["a", "b"], "labels": "[0, 1.0]", "missed": []},
+        {"query": "q1", "documents": ["c"], "labels": "[1.0]", "missed": []},
+        {"query": "q1", "documents": ["d"], "labels": "[0.0]", "missed": []},
+    ]
+    predictions = pa.table(
+        {
+            "label": pa.array([[0, 1], [0, 1], [1], [0]], pa.list_(pa.float32())),
+            "logits": pa.array([[0.1, 0.9], [0.8, 0.2], [9.0], [9.0]], pa.list_(pa.float32())),
+            "query": [7, 3, 7, 7],
+            "missed": found["missed"],
+        }
+    )
+    ranked = Reranking().metric_inputs(predictions, [])
+    assert isinstance(ranked, Rankings) and ranked.query_rows.tolist() == [0, 1]
+    assert (ranked.queries.tolist(), ranked.ranks.tolist()) == ([0, 0, 1], [1, WORST_RANK, 2])
+    assert ranked.documents.tolist() == [2, 2]
+
+
+def test_the_order_of_the_search_has_the_figures_of_a_search_of_all_documents(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    rows = [{"query": f"q{place // 2}", "document": f"d{place}", "label": 1.0 + place % 2} for place in range(40)]
+    vectors = draw.standard_normal((20 + 40, 4))
+    queries, documents = vectors[:20], vectors[20:]
+    corpus = Corpus.of([(row["query"], [(row["document"], True)]) for row in rows])  # type: ignore[arg-type]
+    near = find_candidates(corpus, lambda first, last: queries[first:last] @ documents.T, 10)
+    (found,) = Reranking().with_candidates(
+        [pa.RecordBatch.from_pylist(rows)], dict(zip(corpus.queries, near, strict=True))
+    )
+    labels = pa.array([json.loads(labels) for labels in found["labels"].to_pylist()], pa.list_(pa.float32()))
+    numbers = [int(query[1:]) for query in found["query"].to_pylist()]
+    tokens = pa.table({"label": labels, "query": numbers, "missed": found["missed"]})
+    write_arrow(tmp_path / "test.arrow", tokens)
+    rival = choose_rival(Reranking().baseline(tmp_path, tmp_path, tmp_path, []), "ndcg_at_10")
+    assert rival.description == "the search that found the candidates"
+    ranked = rival.predict(Reranking().empty_predictions([]), "test")
+    relevant = np.array([(place // 2, place) for place in range(40)])
+    whole = rank(queries, np.arange(0, 40, 2), documents, relevant, [row["label"] for row in rows])
+    assert 0 < whole.row_scores.mean() < 1
+    np.testing.assert_allclose(ranked.row_scores, whole.row_scores)

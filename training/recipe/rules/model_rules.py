@@ -102,6 +102,11 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield where, f"is missing: `source: registry` needs {_PATHS['registry']}."
     else:
         yield from _version_name(written, where)
+    if written["data.negatives.num_candidates"] is not None and not task_type_of(written).takes_candidates:
+        message = (
+            f"is for rows with candidates, as task reranking has them, and not for {written['task']}: set it to null."
+        )
+        yield "data.negatives.num_candidates", message
     if "train" in written["evaluation.splits"]:
         message = (
             "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, "
