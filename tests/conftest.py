@@ -16,6 +16,7 @@ import pytest
 from tasks.services.prefect_server import _create_database as create_prefect_database
 from tests import fork_server
 from tests.footprint import changed, footprint
+from tests.servers import closed_port
 from training.programs.check_model import CheckedModel
 
 # Hundreds of processes import the same modules, and each would compile them.
@@ -140,6 +141,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     create_prefect_database(folder / "prefect-test.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(folder))
+        patch.setattr(utilities, "_find_available_port", closed_port)
         with utilities.prefect_test_harness(server_startup_timeout=120):
             yield
 

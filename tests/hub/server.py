@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.endpoints import ENDPOINTS, USER, Answer, Request
 from tests.hub.repos import LFS_SUFFIXES, File, Refused, Repo
+from tests.servers import closed_port
 
 CUT = 0
 """For `Hub.fault`: the connection breaks. Half of the response to a GET arrives; the body of a PUT is
@@ -41,7 +42,7 @@ class Hub:
         self.lock = threading.Lock()
         self._tokens: dict[str, frozenset[str]] = {}
         self._readers: set[str] = set()
-        self._port = 0
+        self._port = closed_port()
         self._server: ThreadingHTTPServer | None = None
 
     def __enter__(self) -> Hub:
@@ -61,7 +62,6 @@ class Hub:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), _Handler)
         self._server.daemon_threads = True
         self._server.hub = self  # type: ignore[attr-defined]
-        self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def stop(self) -> None:

@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import pytest
 
 from tasks.jobs.commands import accelerate_environment
 from tests.fork_server import Fork
+from tests.servers import closed_port
 from training.engine.state_check import BATCHES, SWITCH
 from training.evaluation import plots
 from training.jobs.program import run_program
@@ -73,11 +73,8 @@ def ranks(count: int, compute: dict[str, Any]) -> list[dict[str, str]]:
     """The environment of each rank of a job."""
     if count == 1:
         return [accelerate_environment(num_processes=1, use_cpu=True, strategy=compute["strategy"])]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
     common = accelerate_environment(num_processes=count, use_cpu=True, strategy=compute["strategy"])
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(closed_port()), "WORLD_SIZE": str(count)}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
