@@ -1,4 +1,4 @@
-"""The fixture that makes a folder once for all workers."""
+"""What keeps the tests fast: folders that are made once for all workers, and programs that are forks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import ROOT
+from tests.forked_python import level_of
 
 MakeOnce = Callable[[str, Callable[[Path], None]], Path]
 
@@ -36,3 +39,12 @@ def test_a_folder_whose_making_failed_is_made_by_the_next_that_wants_it(make_onc
         make_once("b", fail)
     folder = make_once("b", lambda folder: (folder / "content").write_text("whole"))
     assert (folder / "content").read_text() == "whole"
+
+
+def test_every_program_is_a_fork_of_a_process_with_its_libraries() -> None:
+    files = [file for room in ("tasks", "training") for file in (ROOT / room).rglob("*.py")]
+    texts = {".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in files}
+    programs = {name for name, text in texts.items() if "\n    run_program(main" in text}
+    assert "training.programs.fit" in programs
+    # The client of the Hub reads its environment variables when it is imported.
+    assert {name for name in programs if level_of(name) is None} == {"tasks.hub.checkpoint_uploads", "tasks.hub.push"}
