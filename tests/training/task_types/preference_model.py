@@ -57,6 +57,16 @@ SHIFTS = {"kto": (0.0, 0.4), "kto, weighted": (0.4, 0.0)}
 MARGINS = [1.0, 0.0, 0.5, 2.0]
 REWARD = {"center_rewards_coefficient": 0.05}
 """The options of reward-modeling."""
+GKD: dict[str, dict[str, float]] = {
+    "gkd, forward": {"beta": 0.0, "temperature": 1.0},
+    "gkd, reverse": {"beta": 1.0, "temperature": 1.0},
+    "gkd, jsd": {"beta": 0.3, "temperature": 0.9},
+    "gkd, warm": {"beta": 0.5, "temperature": 2.0},
+}
+"""The settings of a divergence from a teacher."""
+TOKENS = [[2, 3, 4, 5, 6, 1], [8, 9, 10, 11, 1, 0], [7, 17, 16, 15, 14, 13]]
+TARGETS = [[-100, -100, 4, 5, 6, 1], [-100, 9, 10, 11, 1, -100], [-100, 17, 16, -100, 14, 13]]
+TEACHER_SHIFT = 2.5
 DIRECTION = 0.7
 
 
@@ -125,6 +135,20 @@ def trl_figures(loss: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     return {"loss": float(found), **kl, "gradients": gradients(trainer.model)}
 
 
+def gkd_figures(beta: float, temperature: float) -> dict[str, Any]:
+    """The loss and the gradients of the divergence of TRL's GKDTrainer, for TOKENS with the labels TARGETS."""
+    from trl.experimental.gkd import GKDTrainer
+
+    student, teacher, ids = model(0.0), model(TEACHER_SHIFT), torch.tensor(TOKENS)
+    with torch.no_grad():
+        of_teacher = teacher(ids).logits[:, :-1]
+    found = GKDTrainer.generalized_jsd_loss(
+        student(ids).logits[:, :-1], of_teacher, torch.tensor(TARGETS)[:, 1:], beta, temperature
+    )
+    found.backward()
+    return {"loss": float(found), "gradients": gradients(student)}
+
+
 def main() -> None:
     """Writes the figures of all losses with TRL's version."""
     import trl
@@ -133,6 +157,7 @@ def main() -> None:
         tokenizer(Path(scratch, "tokenizer"))
         figures = {loss: trl_figures(loss, settings, Path(scratch)) for loss, settings in SETTINGS.items()}
         figures |= {loss: trl_figures(loss, settings, Path(scratch)) for loss, settings in KTO.items()}
+        figures |= {case: gkd_figures(**settings) for case, settings in GKD.items()}
         figures["reward"] = trl_figures("reward", REWARD, Path(scratch))
     FIGURES.write_text(json.dumps({"trl": trl.__version__, "losses": figures}, indent=1) + "\n")
 

@@ -1,0 +1,183 @@
+"""The loss of a language model that learns from a teacher's distribution of each target token, of which the K likeliest
+tokens are stored, and the mass of all others as one.
+
+Each divergence compares the distributions over these K tokens and the rest (K + 1 outcomes), p of the teacher and q of
+the model, at the temperature:
+
+    forward_kl   KL(p || q)
+    reverse_kl   KL(q || p)
+    jsd          beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
+
+With K = V they are those of the whole distributions, as TRL 1.16's GKDTrainer computes them (Agarwal et al.,
+arXiv:2306.13649). With fewer, they are at most as large, because merging outcomes lowers a divergence. By the chain
+rule they lack exactly this, with p' and q' the distributions within the rest, p_r and q_r its masses, and
+m_r = beta p_r + (1 - beta) q_r:
+
+    forward_kl   p_r KL(p' || q')
+    reverse_kl   q_r KL(q' || p')
+    jsd          m_r JSD(p' || q'), of beta p_r / m_r in place of beta, which is at most m_r log 2
+
+KL(p' || q') is at most log(min(1, p_K / p_r)) + log(q_r / q_min), with p_K the least of the K probabilities, which none
+of the rest exceeds, and q_min the model's least: the lack is bounded by the stored values. The gradient of forward_kl
+by the logits, q - p, is exact at the K tokens, and p_r (q' - p') is missing at the others: at most 2 p_r in the sum of
+its magnitudes.
+
+The labels of a batch with a teacher, float64 (B, T, 2 + 2K), have for each token its id, or IGNORED, then the K ids,
+their log-probabilities, and that of the rest.
+
+B rows of a batch, T tokens, V vocabulary, N targets, K stored tokens of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from training.batching.batches import IGNORED
+
+if TYPE_CHECKING:
+    from training.task_types.task_type import Loss
+
+Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
+IDS, LOGPS = "teacher_ids", "teacher_logps"
+"""The columns of token rows with the teacher's K ids of each target, and its K + 1 log-probabilities, target after
+target."""
+LEAST = -1e4
+"""The log-probability of impossible tokens, whose exponential is 0: the stored one of a rest that is empty."""
+TARGETS_AT_ONCE = 1024
+"""The targets whose distributions are held at once; they do not change the result but for rounding."""
+
+
+def top_tokens(logits: torch.Tensor, top_k: int, temperature: float, known: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids (N, K) of the likeliest tokens of each target, among the first `known` of the vocabulary, and their
+    log-probabilities (N, K + 1), the last one that of the rest; from logits (N, V). K is `top_k`, or V if it is
+    less."""
+    found = []
+    for part in logits.split(TARGETS_AT_ONCE):
+        scaled = part.float() / temperature
+        values, ids = scaled[:, :known].topk(min(top_k, known), dim=1)
+        rest = scaled.scatter(1, ids, -torch.inf).logsumexp(1, keepdim=True)  # (n, 1)
+        logps = torch.cat([values, rest], dim=1) - scaled.logsumexp(1, keepdim=True)
+        found.append((ids.int(), logps.clamp(min=LEAST)))
+    ids, logps = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return ids, logps
+
+
+def add_tokens(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """The labels (B, T) with the stored tokens of their targets, as above."""
+    is_target = labels != IGNORED
+    count = max(1, int(is_target.sum()))
+    ids, logps = (np.concatenate([row[name] for row in rows]).reshape(count, -1) for name in (IDS, LOGPS))
+    packed = torch.zeros((*labels.shape, 1 + ids.shape[1] + logps.shape[1]), dtype=torch.float64)
+    packed[..., 0] = labels
+    if is_target.any():
+        packed[is_target, 1:] = torch.from_numpy(np.concatenate([ids, logps], axis=1, dtype=np.float64))
+    return packed
+
+
+def token_labels(labels: torch.Tensor) -> torch.Tensor:
+    """(B, T) int64: the ids of the targets, or IGNORED, of the labels of a batch with a teacher or without."""
+    return labels if labels.dim() == 2 else labels[..., 0].long()
+
+
+@dataclass(frozen=True)
+class TokenDistillationLoss:
+    """The mean loss of the targets of a batch, (), of logits (B, T, V) and labels as above:
+
+        (1 - weight) · ordinary + weight · temperature² · divergence
+
+    Labels (B, T), without a teacher, have the ordinary loss. The distributions are computed for TARGETS_AT_ONCE
+    targets at a time, together with their gradient, so that beside the logits one tensor of their size is held.
+    """
+
+    ordinary: Loss
+    """The mean of all targets, of logits and labels (B, T)."""
+    causal: bool
+    """Whether the logits at a token are for the next token."""
+    divergence: Divergence
+    beta: float
+    temperature: float
+    weight: float
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ids = token_labels(labels)
+        if labels.dim() == 2 or not self.weight:
+            return self.ordinary(logits, ids)
+        if self.causal:
+            labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
+        targets = labels.flatten(0, 1)
+        places = (targets[:, 0] != IGNORED).nonzero().squeeze(1)  # (N,)
+        size = (labels.shape[-1] - 2) // 2
+        stored = targets[places, 1:].split([size, size + 1], dim=1)
+        total: torch.Tensor = _SumInParts.apply(logits.flatten(0, 1), places, *stored, self.of_targets)
+        found = self.weight * self.temperature**2 * total / max(1, len(places))
+        return found if self.weight == 1 else found + (1 - self.weight) * self.ordinary(logits, ids)
+
+    def of_targets(self, logits: torch.Tensor, ids: torch.Tensor, logps: torch.Tensor) -> torch.Tensor:
+        """(N,) the divergence of each target, of logits (N, V), and the stored ids (N, K) and log-probabilities
+        (N, K + 1)."""
+        of_model = log_probabilities_of(logits / self.temperature, ids)
+        return divergence_of(self.divergence, self.beta, logps[:, : of_model.shape[1]], of_model)
+
+
+def log_probabilities_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of these tokens and of the rest, (N, K + 1), of logits (N, V); (N, V) if there is no
+    rest."""
+    chosen = logits.gather(1, ids)
+    if ids.shape[1] < logits.shape[1]:  # not 1 - the sum of the others, which rounds a small rest away
+        rest = logits.scatter(1, ids, -torch.inf).logsumexp(1, keepdim=True)
+        chosen = torch.cat([chosen, rest], dim=1)
+    return chosen - chosen.logsumexp(1, keepdim=True)
+
+
+def divergence_of(name: Divergence, beta: float, teacher: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """(N,) the divergence of log-probabilities (N, C)."""
+    if name == "forward_kl":
+        return _kl(teacher, model)
+    if name == "reverse_kl":
+        return _kl(model, teacher)
+    shares = torch.tensor([beta, 1 - beta], dtype=model.dtype, device=model.device).log()
+    mixture = torch.logaddexp(teacher + shares[0], model + shares[1])
+    return beta * _kl(teacher, mixture) + (1 - beta) * _kl(model, mixture)
+
+
+def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (first.exp() * (first - second)).sum(dim=1)
+
+
+class _SumInParts(torch.autograd.Function):
+    """The sum of a function of some of the rows of logits. The gradient is computed with the sum, part by part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        places: torch.Tensor,
+        ids: torch.Tensor,
+        logps: torch.Tensor,
+        of_targets: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        needs_gradient = ctx.needs_input_grad[0]
+        gradient = torch.zeros_like(logits) if needs_gradient else None
+        total = torch.zeros((), dtype=torch.float64, device=logits.device)
+        for part in range(0, len(places), TARGETS_AT_ONCE):
+            stop = part + TARGETS_AT_ONCE
+            rows = places[part:stop]
+            with torch.set_grad_enabled(needs_gradient):
+                chosen = logits.detach()[rows].float().requires_grad_(needs_gradient)
+                found = of_targets(chosen, ids[part:stop].long(), logps[part:stop].to(chosen.dtype)).sum()
+            total += found.detach().double()
+            if gradient is not None:
+                (of_rows,) = torch.autograd.grad(found, chosen)
+                gradient[rows] = of_rows.to(gradient.dtype)
+        ctx.gradient = gradient
+        return total.to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *of_sum: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient.mul_(of_sum[0]), None, None, None, None
