@@ -37,7 +37,7 @@ from tasks.stages.score import (
     score,
     score_folds,
 )
-from tasks.stages.teacher_outputs import load_unlabelled, require_labels, teacher_outputs
+from tasks.stages.teacher_outputs import by_tokens, load_unlabelled, require_labels, teacher_outputs
 from tasks.stages.tokenize import tokenize, tokenize_unlabelled
 from training.recipe import Recipe
 
@@ -107,18 +107,21 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
     require_labels(recipe, lock, data)
-    mined = None
+    mined, written = None, None
     if (negatives := recipe.data.negatives) is not None:
         mined = build(mine_negatives, recipe, lock, data, model if negatives.source == "base" else None)
-    tokens = build(tokenize, recipe, data, model, mined)
+    if (taught := recipe.training.teacher) is not None and taught.writes_targets:
+        written = build(teacher_outputs, recipe, lock, data)
+    tokens = build(tokenize, recipe, data, model, mined, written)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
     unlabelled, teacher, more_tokens = None, None, None
     if recipe.data.unlabelled is not None:
         unlabelled = build(load_unlabelled, recipe, lock, data)
         more_tokens = build(tokenize_unlabelled, recipe, unlabelled, model)
-    if recipe.training.teacher is not None:
-        teacher = build(teacher_outputs, recipe, lock, data, unlabelled)
+    if taught is not None and not taught.writes_targets:
+        of_tokens = (model, tokens) if by_tokens(recipe) else ()
+        teacher = build(teacher_outputs, recipe, lock, data, unlabelled, *of_tokens)
     return TrainingInputs(lock, data, model, with_reference, mined, teacher, more_tokens, held, folds)
 
 

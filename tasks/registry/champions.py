@@ -134,13 +134,21 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
     where = "training.teacher.path"
     version = _find_named(recipe.training.teacher.path, where)
     task = read_tag(version, TASK_TAG, TaskTag | None)
-    if task is None or task["task"] != recipe.task:
+    if task is None or not _can_teach(task["task"], recipe.task):
         kind = "was not registered by finetune" if task is None else f"is a model of {task['task']}"
         message = (
             f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
         )
         raise UserError.of("training", where, f"{message}that too: name another version.")
     return VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
+
+
+def _can_teach(task: str, learning: str) -> bool:
+    """Whether a model of one task type teaches one of another: causal language models teach one another."""
+    if task == learning:
+        return True
+    own = specification_class(learning)
+    return own.teacher_outputs == "tokens" and specification_class(task).auto_class == own.auto_class
 
 
 def _find_named(path: str, where: str) -> ModelVersion:

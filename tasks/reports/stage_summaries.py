@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from training.programs.export_model import ExportResult
     from training.programs.observe import ObserveResult
     from training.programs.predict import BlocksResult, PredictResult
+    from training.programs.teacher_outputs import TeacherResult
     from training.tokenization.token_files import TokenizeResult
 
 
@@ -76,6 +77,11 @@ def _summarize_blocks(result: BlocksResult) -> str:
 def _summarize_unlabelled(result: UnlabelledResult) -> str:
     left_out = result.evaluated + result.near + result.repeated + result.unusable
     return f"{result.rows:,} rows" + (f", {left_out:,} left out" if left_out else "")
+
+
+def _summarize_teacher(result: TeacherResult) -> str:
+    rest = "" if result.rest is None else f", {result.rest:.1%} of the probability in other tokens"
+    return f"{_summarize_blocks(result)}{rest}"
 
 
 def _summarize_observed(result: ObserveResult) -> str:
@@ -138,7 +144,7 @@ STAGES = {
     "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),
     "load_unlabelled": StageEntry(_summarize_unlabelled, is_optional=True),
     "tokenize_unlabelled": StageEntry(_summarize_tokens, is_optional=True),
-    "teacher_outputs": StageEntry(_summarize_blocks, is_optional=True),
+    "teacher_outputs": StageEntry(_summarize_teacher, is_optional=True),
     "fit": StageEntry(_summarize_training),
     "predict": StageEntry(_summarize_rate),
     "score": StageEntry(_summarize_scores),

@@ -26,7 +26,7 @@ from training.engine import checkpoints
 from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
-from training.recipe import Recipe, ResolvedCompute
+from training.recipe import Recipe, ResolvedCompute, Training
 from training.recipe.fields import packages_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.kernels import Kernels, kernels_of
@@ -72,7 +72,7 @@ def fit(
             evaluation_options=evaluating,
             labels=label_names(data),
             max_length=recipe.tokens.max_length,
-            training=recipe.training,
+            training=_training(recipe),
             compute=resolved_compute(recipe, lock),
             metrics=recipe.evaluation.metrics,
             deciding_metrics=deciding,
@@ -83,7 +83,7 @@ def fit(
             "model": folder_of(model, "model"),
             "tokenizer": folder_of(model, "tokenizer"),
             "tokens": files_of(tokens, ["train.arrow", "validation.arrow"]),
-            **({"teacher": files_of(teacher, ["train.arrow", "unlabelled.arrow"])} if teacher else {}),
+            **({"teacher": _outputs_of(teacher)} if teacher else {}),
             **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
             **_start_checkpoint(recipe),
         },
@@ -138,6 +138,21 @@ def fit_fold(
         content={"fold": fold},
         around=partial(_sharing_checkpoints, unpublished, model),
     )
+
+
+def _outputs_of(teacher: Artifact) -> Files:
+    """A teacher's outputs: those of tokens are a folder of blocks."""
+    if "train" in teacher.parts:
+        return folder_of(teacher, "train")
+    return files_of(teacher, ["train.arrow", "unlabelled.arrow"])
+
+
+def _training(recipe: Recipe) -> Training:
+    """The settings of training: a teacher that wrote the targets takes no part in it."""
+    training = recipe.training
+    if training.teacher is None or not training.teacher.writes_targets:
+        return training
+    return training.model_copy(update={"teacher": None})
 
 
 def _kernels(recipe: Recipe) -> dict[str, Kernels]:

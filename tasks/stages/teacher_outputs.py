@@ -15,7 +15,7 @@ from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
-from tasks.jobs.job import Files, StageJob, files_of, stage
+from tasks.jobs.job import Files, StageJob, files_of, folder_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
@@ -27,13 +27,15 @@ from training.data.unlabelled import load_unlabelled as read_unlabelled
 from training.jobs.protocol import NotInKey, Settings
 from training.models.repository_files import labels_of_config, part_of, read_json
 from training.problems import UserError
-from training.programs.predict import BlocksResult
-from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherSettings, find_missing
+from training.programs import teacher_texts, teacher_tokens
+from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherResult, TeacherSettings, find_missing
+from training.programs.teacher_tokens import TokenSettings
 from training.recipe import Recipe
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
 from training.recipe.task_specification import specification
+from training.task_types.generation import Generation
 
 PROGRAM = "training.programs.teacher_outputs"
 
@@ -104,55 +106,86 @@ def _load_unlabelled(work: Work, settings: LoadUnlabelledSettings, inputs: Mappi
     return result
 
 
-@stage(BlocksResult)
-def teacher_outputs(recipe: Recipe, lock: Lock, data: Artifact, unlabelled: Artifact | None = None) -> StageJob:
-    """Computes the outputs of the recipe's teacher for the training rows, and for rows without labels, by its own
-    tokenizer, so that training holds one model alone. Validation and test need none: their loss is the ordinary one.
+@stage(TeacherResult)
+def teacher_outputs(
+    recipe: Recipe,
+    lock: Lock,
+    data: Artifact,
+    unlabelled: Artifact | None = None,
+    model: Artifact | None = None,
+    tokens: Artifact | None = None,
+) -> StageJob:
+    """Computes the outputs of the recipe's teacher for the training rows, and for rows without labels, so that training
+    holds one model alone. Validation and test need none: their loss is the ordinary one. Of language models the outputs
+    are the likeliest tokens of each target in `tokens`, for which the teacher needs the tokenizer of `model`; or the
+    teacher writes the targets of `data`. Other teachers read `data` by their own tokenizer.
 
     The teacher's files, task type and options, the training rows and their labels, the length, and the number format of
-    prediction. Nothing of the model that learns, so all of them share the result, and those of other rows its equal
-    blocks of rows.
+    prediction; of language models the temperature and top_k, or the options of generation. Nothing else of the model
+    that learns, so all of them share the result, and those of other rows its equal blocks of rows.
     """
-    version = lock.teacher_version
+    teacher, version = recipe.training.teacher, lock.teacher_version
+    assert teacher is not None
     options = recipe.options if version is None else version.options or {}
     max_length = recipe.tokens.max_length if version is None else version.max_length
-    task_type = task_types.load(recipe.task, options)
+    own = task_types.load(**recipe.task_and_options)
+    task: dict[str, Any] = {
+        "task": recipe.task,
+        "teacher": name_of_teacher(recipe, lock),
+        "mixed_precision": lock.mixed_precision,
+    }
+    if teacher.writes_targets:
+        options = {name: options[name] for name in own.learned_options if name in options}
+        options = own.options_of("tokenize") | own.options.model_dump(include={*Generation.model_fields}) | options
+        writing = TeacherSettings(**task, options=options, max_length=max_length, batch_size=teacher_texts.ROWS_AT_ONCE)
+        return _job(teacher_texts.__name__, recipe, lock, writing, {"data": files_of(data, ["train.arrow"])})
+    if model is not None and tokens is not None:
+        comparing = TokenSettings(
+            **task,
+            options=own.options_of("tokenize") | own.options_of("fit"),
+            max_length=recipe.tokens.max_length,
+            batch_size=teacher_tokens.ROWS_AT_ONCE,
+            temperature=teacher.temperature_of("tokens"),
+            top_k=teacher.top_k,
+        )
+        rows = {"tokens": files_of(tokens, ["train.arrow"]), "student": folder_of(model, "tokenizer")}
+        return _job(teacher_tokens.__name__, recipe, lock, comparing, rows)
+    theirs = task_types.load(recipe.task, options)
+    options = theirs.options_of("tokenize") | theirs.options_of("predict")
+    reading = TeacherSettings(**task, options=options, max_length=max_length, batch_size=ROWS_AT_ONCE)
+    rows = {"data": files_of(data, ["labels.json", "train.arrow"])}
+    if unlabelled is not None:
+        rows["unlabelled"] = files_of(unlabelled, ["train.arrow"])
+    return _job(PROGRAM, recipe, lock, reading, rows)
+
+
+def _job(program: str, recipe: Recipe, lock: Lock, settings: TeacherSettings, rows: Mapping[str, Files]) -> StageJob:
+    """The job of a teacher's program. `rows` are the files that change no block of other rows."""
+    task_type = task_types.load(settings.task, settings.options)
     return StageJob(
-        PROGRAM,
-        TeacherSettings(
-            task=recipe.task,
-            options=task_type.options_of("tokenize") | task_type.options_of("predict"),
-            teacher=name_of_teacher(recipe, lock),
-            max_length=max_length,
-            batch_size=ROWS_AT_ONCE,
-            mixed_precision=lock.mixed_precision,
-        ),
-        reads={
-            **_files_of_teacher(recipe, lock),
-            "data": files_of(data, ["labels.json", "train.arrow"]),
-            **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
-        },
+        program,
+        settings,
+        reads={**_files_of_teacher(recipe, lock), **rows},
         code=task_types.code_modules(recipe.task),
         outside=figures_code(recipe.task),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "numpy", "pyarrow", *task_type.libraries),
         field_names={
             "max_length": "tokens.max_length",
+            "temperature": "training.teacher.temperature",
+            "top_k": "training.teacher.top_k",
             **dict.fromkeys(("upstream.champion", "upstream.teacher"), f"the teacher {_named(recipe)}"),
         },
-        launch=partial(build_predict_launch, PROGRAM, lock),
+        launch=partial(build_predict_launch, program, lock),
         batches=lambda folder: BatchDivision(
-            ROWS_AT_ONCE,
+            settings.batch_size,
             folder,
-            program=PROGRAM,
-            max_length=max_length,
+            program=program,
+            max_length=settings.max_length,
             mixed_precision=lock.mixed_precision,
             num_processes=lock.num_processes,
         ),
-        blocks_without=(
-            *(f"upstream.{data.stage}/{name}" for name in ("labels.json", "train.arrow")),
-            *([f"upstream.{unlabelled.stage}/train.arrow"] if unlabelled else []),
-        ),
+        blocks_without=tuple(f"upstream.{name}" for files in rows.values() for name in files.digests),
     )
 
 
@@ -160,6 +193,13 @@ def _named(recipe: Recipe) -> str:
     teacher = recipe.training.teacher
     assert teacher is not None
     return f"{teacher.path} at {teacher.revision or 'main'}" if teacher.source == "hub" else teacher.path
+
+
+def by_tokens(recipe: Recipe) -> bool:
+    """Whether a teacher's outputs are those of the tokens that the recipe's model learns."""
+    teacher = recipe.training.teacher
+    outputs = task_types.class_of(recipe.task).teacher_outputs
+    return teacher is not None and not teacher.writes_targets and outputs == "tokens"
 
 
 def name_of_teacher(recipe: Recipe, lock: Lock) -> str:

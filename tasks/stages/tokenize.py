@@ -34,9 +34,16 @@ OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")
 
 
 @stage(TokenizeResult, may_repeat=True)
-def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult], mined: Artifact | None = None) -> StageJob:
+def tokenize(
+    recipe: Recipe,
+    data: Artifact,
+    model: Artifact[ModelResult],
+    mined: Artifact | None = None,
+    written: Artifact | None = None,
+) -> StageJob:
     """Streams the rows through the tokenizer into Arrow, and reports cut rows. With `mined`, the training rows are
-    those with negatives, and those of validation and test perhaps ones with candidates.
+    those with negatives, and those of validation and test perhaps ones with candidates. With `written`, the training
+    rows are those whose targets a teacher has written.
 
     The rows, the tokenizer's files (not the model's weights), the number of the model's tokens, the length, and the
     level of the check for cut rows.
@@ -47,11 +54,12 @@ def tokenize(recipe: Recipe, data: Artifact, model: Artifact[ModelResult], mined
     libraries = ["tokenizers", "pyarrow", *task_type.libraries]
     tables: dict[str, Any] = {}
     rows = files_of(data, [f"{split}.arrow" for split in SPLITS])
+    changed, splits = written, ["train"]
     if mined is not None and (negatives := recipe.data.negatives) is not None:
-        names = {
-            of: [f"{split}.arrow" for split in SPLITS if (split in negatives.splits) == of] for of in (True, False)
-        }
-        rows = joined("rows", files_of(mined, names[True]), files_of(data, names[False]))
+        changed, splits = mined, [*negatives.splits]
+    if changed is not None:
+        names = {of: [f"{split}.arrow" for split in SPLITS if (split in splits) == of] for of in (True, False)}
+        rows = joined("rows", files_of(changed, names[True]), files_of(data, names[False]))
     if not has_json:
         config = read_json(model.path / "model" / "config.json")
         tables = {"model": {"config": {name: config.get(name) for name in CLASS_FIELDS}}}

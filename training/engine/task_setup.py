@@ -21,7 +21,8 @@ from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import layers, loading
 from training.problems import UserError, nearest
 from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs, with_unlabelled
-from training.task_types.task_type import TaskType
+from training.task_types.losses.token_distillation import TokenDistillationLoss, with_tokens
+from training.task_types.task_type import LearnsTokens, TaskType
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from training.engine.fit_settings import FitSettings
     from training.models.weights import Fit
     from training.recipe import Training
+    from training.recipe.fields import Teacher
+    from training.task_types.task_type import Loss
 
 
 def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, events: Events) -> Task:
@@ -75,10 +78,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         train = with_unlabelled(train, Path(unlabelled) / "train.arrow", outputs, least)
     collate = collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple())
     if training.teacher is not None:
-        assert loss is not None and task_type.teacher_outputs is not None
-        teacher = training.teacher
-        loss = DistillationLoss(loss, task_type.teacher_outputs, teacher.temperature, teacher.weight)
-        collate = AddTeacher(collate)
+        assert loss is not None
+        loss, collate = _loss_with_teacher(task_type, loss, training.teacher), AddTeacher(collate)
     if training.use_liger_kernel:
         layers.use_liger(model, fuses_loss=loss is None and task_type.auto_class == "AutoModelForCausalLM")
     require_row_per_rank(len(train), compute.num_processes)  # on every rank, before any of them waits for the others
@@ -104,10 +105,22 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
 def _train_rows(settings: FitSettings, inputs: Mapping[str, str]) -> TokenRows:
     rows = TokenRows(Path(inputs["tokens"]) / "train.arrow")
     if (teacher := inputs.get("teacher")) is not None:
-        rows = with_outputs(rows, Path(teacher) / "train.arrow")
+        file = Path(teacher) / "train.arrow"
+        rows = with_outputs(rows, file) if file.exists() else with_tokens(rows, Path(teacher))
     if settings.fold is None:
         return rows
     return rows_of_fold(rows, Path(inputs["folds"]) / "folds.arrow", settings.fold, held_out=False)
+
+
+def _loss_with_teacher(task_type: TaskType, ordinary: Loss, teacher: Teacher) -> Loss:
+    outputs = task_type.teacher_outputs
+    assert outputs is not None and teacher.loss != "sequence"
+    temperature = teacher.temperature_of(outputs)
+    if outputs != "tokens":
+        return DistillationLoss(ordinary, outputs, temperature, teacher.weight)
+    assert isinstance(task_type, LearnsTokens)
+    divergence, beta = teacher.loss or "forward_kl", teacher.beta or 0.5
+    return TokenDistillationLoss(ordinary, task_type.causal, divergence, beta, temperature, teacher.weight)
 
 
 def with_micro_batches(training: Training, divisor: int) -> Training:

@@ -69,7 +69,18 @@ def compute_columns(
     compute: Callable[[str, int, pa.Table], pa.Table | None],
     rows_in_block: int,
 ) -> dict[str, pa.Table]:
-    """New columns of the rows of each split, computed block by block; on rank 0 alone.
+    """New columns of the rows of each split, in a memory map. Arguments and ranks: as of `compute_files`."""
+    files = compute_files(folder, splits, compute, rows_in_block)
+    return {split: pa.concat_tables(map(read_block, of_split)) for split, of_split in files.items()}
+
+
+def compute_files(
+    folder: Path,
+    splits: Mapping[str, pa.Table],
+    compute: Callable[[str, int, pa.Table], pa.Table | None],
+    rows_in_block: int,
+) -> dict[str, list[Path]]:
+    """The blocks with new columns of the rows of each split, in the order of the rows; on rank 0 alone.
 
     Args:
         folder: Of all blocks of the job.
@@ -87,10 +98,10 @@ def compute_columns(
     files = compute_blocks(folder, digests, lambda number: compute(*places[number]))
     if rank():
         return {}
-    found = {split: list[pa.Table]() for split in splits}
+    found = {split: list[Path]() for split in splits}
     for (split, _, _), digest in zip(places, digests, strict=True):
-        found[split].append(read_block(files[digest]))
-    return {split: pa.concat_tables(parts) for split, parts in found.items()}
+        found[split].append(files[digest])
+    return found
 
 
 def digest_of_rows(rows: pa.Table) -> str:

@@ -6,7 +6,7 @@ inputs     model, tokenizer (the teacher's folders, which may be one), data (tra
 settings   TeacherSettings, below
 output     train.arrow: for each row of the data `teacher`, the outputs in the order of the labels, as
            training.task_types.losses.distillation_loss reads them; unlabelled.arrow: the same of these rows
-result     training.programs.predict.BlocksResult
+result     TeacherResult, below
 
 The rows are computed in blocks (training/jobs/blocks.py), by the teacher's own tokenizer and for its own labels, so
 that students with other tokenizers and orders of labels share them. One process writes the same bytes as several with
@@ -60,7 +60,16 @@ class TeacherSettings(ForwardSettings):
     """Tokens a row."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
+class TeacherResult(BlocksResult):
+    """The work of a teacher."""
+
+    rest: float | None = None
+    """Of language models, the mean probability of tokens that are not stored; None if the teacher wrote texts."""
+    cut: int = 0
+    """The texts of the teacher that were cut at options.max_new_tokens."""
+
+
+def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     """Computes the teacher's outputs for every training row."""
     from training.batching.batches import TokenRows
     from training.distributed import ranks
@@ -116,7 +125,7 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
                 writer.write(part)
     ranks.leave_group()
     rate = computed / (time.monotonic() - began)
-    return BlocksResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
+    return TeacherResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
 
 
 def _read(file: Path, names: Sequence[str]) -> pa.Table:

@@ -124,14 +124,31 @@ class Teacher(Section):
     are read; else the repository's name, or the folder."""
     revision: Annotated[str | None, NotInKey("the outputs are in the key")] = None
     """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
-    temperature: float = Field(default=2.0, gt=0, le=1000)
+    temperature: float | None = Field(default=None, gt=0, le=1000)
     """Divides the logits of both models in the teacher's part of the loss: higher ones weigh small probabilities more
-    (Hinton et al., arXiv:1503.02531). Numbers have none."""
+    (Hinton et al., arXiv:1503.02531). Null: 2, of language models 1. Numbers have none."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """The teacher's part of the loss; the labels have the rest. 1 learns from the teacher alone."""
     unlabelled_min_confidence: float | None = Field(default=None, gt=0, lt=1)
     """For sequence-classification: rows of data.unlabelled are left out if the teacher's highest probability is below
     this, such as 0.9 (null: all are used)."""
+    loss: Literal["forward_kl", "reverse_kl", "jsd", "sequence"] | None = None
+    """Of causal-lm, sft and seq2seq, which compare the probabilities of each token: the divergence from the teacher
+    (null: forward_kl). With sequence there is none: the teacher answers the training rows, and its answers are the
+    targets. Other task types have the loss of their outputs."""
+    beta: float | None = Field(default=None, gt=0, lt=1)
+    """Of jsd, the teacher's share of the mixture (null: 0.5): near 0 it is like forward_kl, near 1 like reverse_kl."""
+    top_k: Annotated[int, NotInKey("the outputs are in the key")] = Field(default=64, ge=1)
+    """Of language models, the likeliest tokens whose probabilities are stored for each token; all others are one."""
+
+    @property
+    def writes_targets(self) -> bool:
+        """Whether the teacher's answers are the targets, so that training is an ordinary one."""
+        return self.loss == "sequence"
+
+    def temperature_of(self, outputs: str) -> float:
+        """The temperature for a task type's `teacher_outputs`."""
+        return self.temperature or (1.0 if outputs == "tokens" else 2.0)
 
 
 class Training(Section):
@@ -215,8 +232,8 @@ class Training(Section):
     """Trains low-rank adapters and keeps the model's weights as they are (null: trains all weights). Needs the extra
     `lora`; `{}` takes the defaults."""
     teacher: Teacher | None = None
-    """A trained model from which this one also learns (null: from the labels alone), for classification, regression and
-    tags."""
+    """A trained model from which this one also learns (null: from the labels alone), for classification, regression,
+    tags and language models."""
     engine: CodeName = "trainer"
     """The engine that trains: trainer (that of transformers), accelerate (a plain loop with fewer settings), or your
     function as `module:function`: docs/how-to/own-engine.md."""

@@ -57,9 +57,11 @@ class TaskSpecification(RowSpecification):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = self.Options.model_validate(dict(options or {}))
 
-    teacher_outputs: ClassVar[Literal["classes", "labels", "numbers"] | None] = None
-    """The outputs of a teacher from which its models can learn, as in training.task_types.losses.distillation_loss;
-    None if they learn from no teacher."""
+    teacher_outputs: ClassVar[Literal["classes", "labels", "numbers", "tokens"] | None] = None
+    """The outputs of a teacher from which its models can learn, as in training.task_types.losses.distillation_loss, of
+    tokens as in token_distillation; None if they learn from no teacher."""
+    teacher_writes: ClassVar[bool] = False
+    """Whether a teacher can write the targets of its rows."""
 
     # Rarer
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,7 @@ class CausalLM(LanguageModeling):
     pipeline = False  # the pipeline of transformers returns no likelihoods
     card_sentence = "Continues a {text}"
     generates_text = True
+    teacher_outputs: ClassVar[Literal["tokens"] | None] = "tokens"
     causal = True
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:

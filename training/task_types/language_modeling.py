@@ -19,9 +19,10 @@ from training.evaluation.constant_predictions import Baseline, Constant, smooth_
 from training.evaluation.predictions import Likelihoods
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import TOKENS, metrics_for
-from training.task_types.task_type import Column, TaskType
+from training.task_types.task_type import Column, LearnsTokens
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from training.task_types.task_type import Loss
 
 
-class LanguageModeling(TaskType):
+class LanguageModeling(LearnsTokens):
     """The base of causal and masked language models."""
 
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("text")}
@@ -40,8 +41,6 @@ class LanguageModeling(TaskType):
     prediction_type: ClassVar = TOKENS
     metrics: ClassVar[Sequence[str]] = metrics_for(TOKENS)
     loss_fields: ClassVar[Sequence[str]] = ("label_smoothing_factor",)
-    causal: ClassVar[bool]
-    """Whether the logits at a token are for the next token."""
 
     @property
     @abstractmethod
@@ -70,13 +69,13 @@ class LanguageModeling(TaskType):
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED
 
-        return int((self._labels(batch) != IGNORED).sum())
+        return int((self.target_ids(batch) != IGNORED).sum())
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """The columns of losses.token_likelihood.sums_by_row."""
         from training.task_types.losses.token_likelihood import sums_by_row
 
-        return sums_by_row(outputs["logits"], self._labels(batch))
+        return sums_by_row(outputs["logits"], self.target_ids(batch))
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Predictions:
         names = ("loss", "targets", "hits", *(["tokens"] if "tokens" in predictions.column_names else []))
@@ -129,8 +128,9 @@ class LanguageModeling(TaskType):
         each = 20 * tolerance / math.sqrt(max(stored["targets"], 1))
         return super().same_prediction({"loss": given["loss"]}, {"loss": stored["loss"]}, tolerance + each)
 
-    def _labels(self, batch: Batch) -> Any:
-        """(B, T) the targets of the logits, or IGNORED."""
+    def target_ids(self, batch: Batch) -> torch.Tensor:
+        from training.task_types.losses.token_distillation import token_labels
         from training.task_types.losses.token_likelihood import shift_labels
 
-        return shift_labels(batch["labels"]) if self.causal else batch["labels"]
+        labels = token_labels(batch["labels"])
+        return shift_labels(labels) if self.causal else labels

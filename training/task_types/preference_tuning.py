@@ -68,6 +68,8 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
     """The column of token rows with the number of tokens of the first text, which begins with the prompt."""
     chat_template_columns: ClassVar[Sequence[str]] = ()
     loss_fields: ClassVar[Sequence[str]] = ()
+    teacher_outputs = None
+    teacher_writes = False
 
     # Rows
 

@@ -30,10 +30,11 @@ from training.evaluation.generated_texts import Generated
 from training.problems import UserError
 from training.recipe.tables.metrics import TEXTS, metrics_for
 from training.task_types.generation import Generation, listed, unset_ineffective
-from training.task_types.task_type import Column, TaskType
+from training.task_types.task_type import Column, LearnsTokens, TaskType, WritesTargets
 from training.tokenization.features import Features, count_lost, list_column
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
@@ -56,7 +57,7 @@ EXACT = 1e-2
 """The largest tolerance between runs with the same precision."""
 
 
-class Seq2Seq(TaskType):
+class Seq2Seq(LearnsTokens, WritesTargets):
     """A generated text for each text."""
 
     class Options(Generation, TaskType.Options):
@@ -81,6 +82,9 @@ class Seq2Seq(TaskType):
     pipeline = False  # transformers has none any more
     card_sentence = "Generates a text from a {text}"
     generates_text = True
+    teacher_outputs = "tokens"
+    teacher_writes = True
+    causal = False
     columns: ClassVar = {"source": Column("text"), "target": Column("text", target=True)}
     prediction_type: ClassVar = TEXTS
     metrics: ClassVar = metrics_for(TEXTS)
@@ -172,13 +176,37 @@ class Seq2Seq(TaskType):
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED
 
-        return int((batch["labels"] != IGNORED).sum())
+        return int((self.target_ids(batch) != IGNORED).sum())
+
+    def target_ids(self, batch: Batch) -> torch.Tensor:
+        from training.task_types.losses.token_distillation import token_labels
+
+        return token_labels(batch["labels"])
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
         """The logits (B, S, V); nothing without targets. The model makes its decoder's input from the labels."""
         from transformers.utils import ModelOutput
 
-        return model(**batch) if "labels" in batch else ModelOutput()
+        return model(**{**batch, "labels": self.target_ids(batch)}) if "labels" in batch else ModelOutput()
+
+    def write_targets(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Encoder, rows: pa.RecordBatch
+    ) -> tuple[list[str], list[bool]]:
+        """The texts of `predictions`."""
+        import torch
+
+        from training.batching.batches import TokenRows
+        from training.models.loading import padding_multiple
+
+        tokens = TokenRows(pa.Table.from_batches([self.features(encoder, rows).rows]))
+        batch = self.collator(tokenizer, padding_multiple())([tokens[row] for row in range(len(tokens))])
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        with torch.inference_mode():
+            found = pa.Table.from_batches([self.predictions(model, self.forward(model, inputs), inputs)])
+        return self.decode(found, tokenizer)["prediction"].to_pylist(), self._is_cut(found, model)
+
+    def with_targets(self, rows: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
+        return rows.set_column(rows.schema.get_field_index("target"), "target", pa.array(texts, pa.string()))
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the generated tokens (list<int32>), unless there is a `loss_only_reason`; and, with targets,
@@ -199,9 +227,12 @@ class Seq2Seq(TaskType):
         """The generated texts without an end token."""
         if "prediction" not in predictions.column_names:
             return 0
+        return sum(self._is_cut(predictions, model))
+
+    def _is_cut(self, predictions: pa.Table, model: PreTrainedModel) -> list[bool]:
         ends = listed(self.options.settings_for(model).eos_token_id)
         # A generated text begins with the decoder's start token, which may be an end token.
-        return sum(not np.isin(ids[1:], ends).any() for ids in predictions["prediction"].to_pylist())
+        return [not np.isin(ids[1:], ends).any() for ids in predictions["prediction"].to_pylist()]
 
     def decode(self, predictions: pa.Table, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
         """`prediction` as a text without special tokens."""

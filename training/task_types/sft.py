@@ -59,7 +59,7 @@ from training.recipe.column_types import BESIDE_CONVERSATIONS
 from training.recipe.tables.metrics import CONVERSATIONS, TOOL_METRICS, metrics_for
 from training.task_types.causal_lm import CausalLM
 from training.task_types.generation import Generation, add_end_token, generate_answers
-from training.task_types.task_type import AnswersTurns, Column
+from training.task_types.task_type import AnswersTurns, Column, WritesTargets
 from training.tokenization.answer_tokens import encode_answers
 from training.tokenization.chat_templates import (
     CALLS,
@@ -91,7 +91,7 @@ BASELINE_ROWS = 1_000
 """Training rows whose calls are counted for the baseline."""
 
 
-class SupervisedFineTuning(CausalLM, AnswersTurns):
+class SupervisedFineTuning(CausalLM, AnswersTurns, WritesTargets):
     """The answer of an assistant in a conversation."""
 
     class Options(CausalLM.Options):
@@ -119,6 +119,7 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
     answer_metrics: ClassVar[Sequence[str]] = TOOL_METRICS
     answers: ClassVar[Literal["prompts", "turns"] | None] = "turns"
     turns_column = TURNS
+    teacher_writes = True
     chat_template_columns: ClassVar[Sequence[str]] = ("messages", "instruction")
     libraries: ClassVar = ("transformers", "jinja2")
     card_sentence = "Answers questions in a conversation"
@@ -245,6 +246,42 @@ class SupervisedFineTuning(CausalLM, AnswersTurns):
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """Returns the predictions unchanged: each row has one feature row."""
         return predictions
+
+    # Answers of a teacher
+
+    def unanswered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Conversations without their last answer. Earlier answers are read, and no targets."""
+        rows = self.without_answers(super().unanswered(rows))
+        if "tools" in rows.schema.names and rows.column("tools").null_count < rows.num_rows:
+            message = "sequence replaces answers by texts, and some rows have tools, whose calls are no texts: choose "
+            raise UserError.of("training", "training.teacher.loss", f"{message}forward_kl, or leave these rows out.")
+        if "messages" not in rows.schema.names:
+            return rows
+        conversations = [json.loads(text) for text in rows.column("messages").to_pylist()]
+        for message in (message for messages in conversations for message in messages):
+            if message["role"] == "assistant":
+                message["weight"] = 0
+        texts = pa.array(map(as_json, conversations), pa.string())
+        return rows.set_column(rows.schema.get_field_index("messages"), "messages", texts)
+
+    def write_targets(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Encoder, rows: pa.RecordBatch
+    ) -> tuple[list[str], list[bool]]:
+        """The answers that `finetune predict` gives."""
+        nothing = pa.table({"row": np.arange(rows.num_rows)})
+        found = self.predictions_on_request(nothing, rows, model, tokenizer, encoder)
+        cut = [reason == "length" for reason in found["finish_reason"].to_pylist()]
+        return found[self.generated_column].to_pylist(), cut
+
+    def with_targets(self, rows: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
+        name = next(name for name in ("messages", "completion", "output") if name in rows.schema.names)
+        answers = pa.array(texts, pa.string())
+        if name == "messages":
+            conversations = map(json.loads, self.unanswered(rows).column("messages").to_pylist())
+            last = [{"role": "assistant", "content": text} for text in texts]
+            messages = ([*one, answer] for one, answer in zip(conversations, last, strict=True))
+            answers = pa.array(map(as_json, messages), pa.string())
+        return rows.set_column(rows.schema.get_field_index(name), name, answers)
 
     # Tool calls
 

@@ -50,10 +50,12 @@ __all__ = [
     "FittedHead",
     "GeneratesAnswers",
     "LearnsFromTeacher",
+    "LearnsTokens",
     "Loss",
     "MinesNegatives",
     "TaskType",
     "WholeStep",
+    "WritesTargets",
 ]
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]"
@@ -338,6 +340,38 @@ class LearnsFromTeacher(TaskType):
     def join_outputs(self, outputs: pa.Array, features: pa.RecordBatch) -> pa.Array:
         """The numbers of each row of the data, from those of its feature rows; by default the same."""
         return outputs
+
+
+class LearnsTokens(TaskType):
+    """The same for a language model, which learns from a teacher's distribution of each target token: a task type whose
+    `teacher_outputs` are "tokens"."""
+
+    causal: ClassVar[bool]
+    """Whether the logits at a token are for the next token."""
+
+    @abstractmethod
+    def target_ids(self, batch: Batch) -> torch.Tensor:
+        """(B, T) the token that the logits at each place are for, or IGNORED; of a batch with a teacher too."""
+
+
+class WritesTargets(TaskType):
+    """Rows whose targets a teacher can write: a task type with `teacher_writes`."""
+
+    def unanswered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows, as load_data stores them, without the targets that the teacher writes. Raises UserError for rows
+        that it cannot answer."""
+        inputs = [name for name, column in self.columns.items() if not column.target]
+        return rows.select([name for name in rows.schema.names if name in inputs])
+
+    @abstractmethod
+    def write_targets(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Encoder, rows: pa.RecordBatch
+    ) -> tuple[list[str], list[bool]]:
+        """The text that the model writes for each of such rows, and whether it was cut at options.max_new_tokens."""
+
+    @abstractmethod
+    def with_targets(self, rows: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
+        """The rows, as load_data stores them, with these texts as their targets."""
 
 
 class WholeStep(TaskType):

@@ -137,13 +137,41 @@ def _teacher(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         message = f"task {written['task']} learns from no teacher: set it to null. Task types that do: "
         yield "training.teacher", f"{message}{', '.join(known)}."
         return
-    if written["training.collator"] is not None:
+    yield from _teacher_loss(written)
+    if written["training.collator"] is not None and written["training.teacher.loss"] != "sequence":
         message = "makes batches without the outputs of training.teacher: set this or the teacher to null."
         yield "training.collator", message
     if written["training.teacher.source"] == "registry":
         yield from _version_name(written, "training.teacher.path")
     if written["training.teacher.source"] != "hub":
         yield from revision(written, "training.teacher")
+
+
+def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Fields of the teacher that do nothing with its loss, and losses that the task type has not."""
+    loss, task_type = written["training.teacher.loss"], task_type_of(written)
+    if task_type.teacher_outputs == "tokens" and (path := written["data.unlabelled"]) is not None:
+        yield (
+            "data.unlabelled",
+            f"{path!r} has rows without targets, and a language model learns tokens: set it to null.",
+        )
+    if loss is not None and task_type.teacher_outputs != "tokens":
+        message = f"is for language models, and task {written['task']} has the loss of its outputs: set it to null."
+        yield "training.teacher.loss", f"{loss} {message}"
+        return
+    if loss == "sequence" and not task_type.teacher_writes:
+        known = [name for name in TASK_TYPES if specification_class(name).teacher_writes]
+        message = f"sequence needs prompts that the teacher answers, and task {written['task']} has none: choose "
+        yield "training.teacher.loss", f"{message}forward_kl, or one of the task types {', '.join(known)}."
+        return
+    without = {"beta"} if loss != "jsd" else set()
+    without |= {"temperature", "weight", "top_k"} if loss == "sequence" else set()
+    without |= {"top_k"} if task_type.teacher_outputs != "tokens" else set()
+    for name in sorted(without):
+        default = written.fields("training.teacher")[name].default
+        if (value := written[f"training.teacher.{name}"]) != default:
+            has = f"`loss: {loss}`" if loss else f"task {written['task']}" if name == "top_k" else "forward_kl"
+            yield f"training.teacher.{name}", f"{value} does nothing with {has}: leave it out."
 
 
 def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from torch.nn import functional
 from training.batching.batches import IGNORED, TokenRows
 from training.data.arrow_columns import flat_values, lists_like
 from training.task_types.losses import TEACHER
+from training.task_types.losses.token_distillation import IDS, add_tokens
 
 if TYPE_CHECKING:
     from training.task_types.task_type import Loss
@@ -37,7 +38,7 @@ predictions."""
 
 
 class AddTeacher:
-    """The batches of a collator, whose labels get the teacher's outputs of their rows. Rows without the column stay as
+    """The batches of a collator, whose labels get the teacher's outputs of their rows. Rows without outputs stay as
     they are."""
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]) -> None:
@@ -47,6 +48,8 @@ class AddTeacher:
         batch = self._collate(rows)
         if TEACHER in rows[0]:
             batch["labels"] = add_outputs(batch["labels"], rows)
+        elif IDS in rows[0]:
+            batch["labels"] = add_tokens(batch["labels"], rows)
         return batch
 
 

@@ -32,12 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 
-from training.batching.batches import IGNORED
+from training.batching.batches import IGNORED, TokenRows
 
 if TYPE_CHECKING:
     from training.task_types.task_type import Loss
@@ -77,6 +79,12 @@ def add_tokens(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torch
     if is_target.any():
         packed[is_target, 1:] = torch.from_numpy(np.concatenate([ids, logps], axis=1, dtype=np.float64))
     return packed
+
+
+def with_tokens(rows: TokenRows, folder: Path) -> TokenRows:
+    """The token rows with the columns IDS and LOGPS of the files in a folder, which have a line for each of them."""
+    found = pa.concat_tables(pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in sorted(folder.iterdir()))
+    return TokenRows(rows.table.append_column(IDS, found[IDS]).append_column(LOGPS, found[LOGPS]))
 
 
 def token_labels(labels: torch.Tensor) -> torch.Tensor:
@@ -175,7 +183,7 @@ class _SumInParts(torch.autograd.Function):
                 (of_rows,) = torch.autograd.grad(found, chosen)
                 gradient[rows] = of_rows.to(gradient.dtype)
         ctx.gradient = gradient
-        return total.to(logits.dtype)
+        return total.float()
 
     @staticmethod
     def backward(ctx: Any, *of_sum: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
