@@ -83,7 +83,7 @@ def fit(
             "model": folder_of(model, "model"),
             "tokenizer": folder_of(model, "tokenizer"),
             "tokens": files_of(tokens, ["train.arrow", "validation.arrow"]),
-            **({"teacher": _outputs_of(teacher)} if teacher else {}),
+            **({"teacher": _outputs_of(recipe, teacher)} if teacher else {}),
             **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
             **_start_checkpoint(recipe),
         },
@@ -140,9 +140,9 @@ def fit_fold(
     )
 
 
-def _outputs_of(teacher: Artifact) -> Files:
+def _outputs_of(recipe: Recipe, teacher: Artifact) -> Files:
     """A teacher's outputs: those of tokens are a folder of blocks."""
-    if "train" in teacher.parts:
+    if task_types.class_of(recipe.task).teacher_outputs == "tokens":
         return folder_of(teacher, "train")
     return files_of(teacher, ["train.arrow", "unlabelled.arrow"])
 

@@ -26,12 +26,12 @@ class Forwards:
         self.kill_after = 1000
         """The number of blocks after which a program is killed."""
 
-    def count(self, predict: Callable[..., Any]) -> Callable[..., Any]:
+    def count(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
             if len(self.blocks) == self.kill_after:
                 raise KeyboardInterrupt
             self.blocks.append(len(arguments[2]))
-            return predict(*arguments, **named)
+            return compute(*arguments, **named)
 
         return counted
 
@@ -56,7 +56,7 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch, rows_in_block: str, block: i
 
     monkeypatch.setattr(jobs, "run_child", run_here)
     monkeypatch.setattr(rows_in_block, block)
-    monkeypatch.setattr(inference, "predict", found.count(inference.predict))
+    monkeypatch.setattr(inference, "compute", found.count(inference.compute))
     return found
 
 

@@ -134,6 +134,9 @@ CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
 TEXTS = {"data": {"source": "csv", "path": "rows", "text": ["text"]}, "evaluation.metrics": ["perplexity"]}
+TAUGHT_TOKENS: dict[str, Any] = {"task": "causal-lm", **TEXTS, **TAUGHT}
+JSD: dict[str, Any] = {"training.teacher": {**TAUGHT["training.teacher"], "loss": "jsd"}}
+TAUGHT_TEXTS: dict[str, Any] = {**CHAT, "training.teacher": {**TAUGHT["training.teacher"], "loss": "sequence"}}
 
 MIXTURE: dict[str, Any] = {
     "text": ["text"],
@@ -246,6 +249,9 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.teacher.temperature": Change(4.0, "fit", TAUGHT),
     "training.teacher.weight": Change(0.9, "fit", TAUGHT),
     "training.teacher.unlabelled_min_confidence": Change(0.9, "fit", UNLABELLED),
+    "training.teacher.loss": Change("jsd", "fit", TAUGHT_TOKENS),
+    "training.teacher.beta": Change(0.2, "fit", TAUGHT_TOKENS | JSD),
+    "training.teacher.top_k": Change(9, "teacher_outputs", TAUGHT_TOKENS),
     "training.engine": Change("accelerate", "fit"),
     "training.collator": Change("mine:rows", "fit"),
     "training.callbacks": Change(["mine:TaskType"], "fit"),
@@ -632,6 +638,42 @@ def test_rows_without_labels_are_trained_on_and_nothing_else(edited: str) -> Non
     found = changed(keys(values), keys(values, edited)) - {"predict", "score"}
     assert found & {*keys(values)} >= {*OF_UNLABELLED[edited].split()}
     assert "gate" not in found and "load_data" not in found
+
+
+OF_TEACHER_OF_TOKENS = {
+    "load_data/train.arrow": "tokenize",
+    "load_model/tokenizer": "tokenize teacher_outputs fit",
+    "load_model/model": "fit",
+    "tokenize/train.arrow": "teacher_outputs fit",
+    "tokenize/validation.arrow": "fit",
+    "teacher_outputs": "fit",
+}
+
+
+@pytest.mark.parametrize("edited", OF_TEACHER_OF_TOKENS)
+def test_a_teacher_of_tokens_reads_those_of_the_training_rows(edited: str) -> None:
+    values = spelt(base(), {**TAUGHT_TOKENS, "model": {"source": "folder", "path": "me/other"}})
+    found = changed(keys(values), keys(values, edited if "/" in edited else f"{edited}/"))
+    assert found & {"tokenize", "teacher_outputs", "fit"} == set(OF_TEACHER_OF_TOKENS[edited].split())
+    temperature = {"training.teacher.temperature": 3.0}
+    assert changed(keys(values), keys(spelt(values, temperature))) >= {"teacher_outputs", "fit"}
+    shared = {"training.seed": 5, "training.teacher.loss": "reverse_kl", "training.teacher.weight": 1.0}
+    assert "teacher_outputs" not in changed(keys(values), keys(spelt(values, shared)))
+
+
+def test_targets_that_a_teacher_writes_become_tokens_and_training_knows_no_teacher() -> None:
+    values = spelt(base(), TAUGHT_TEXTS)
+    of_rows = {"tokenize", "teacher_outputs", "fit"}
+    for edited, expected in {
+        "load_data/train.arrow": {"teacher_outputs"},
+        "load_data/validation.arrow": {"tokenize"},
+        "teacher_outputs/train.arrow": {"tokenize"},
+        "tokenize/train.arrow": {"fit"},
+    }.items():
+        assert changed(keys(values), keys(values, edited)) & of_rows == expected
+    assert changed(keys(values), keys(spelt(values, {"options.max_new_tokens": 8}))) & of_rows == {"teacher_outputs"}
+    untaught = keys(spelt(base(), CHAT))
+    assert keys(values)["fit"] == untaught["fit"], "but for the tokens, which stand for one artifact here"
 
 
 def test_all_students_and_the_trainings_of_folds_share_the_outputs_of_a_teacher() -> None:

@@ -274,8 +274,14 @@ class SupervisedFineTuning(CausalLM, AnswersTurns, WritesTargets):
         return found[self.generated_column].to_pylist(), cut
 
     def with_targets(self, rows: pa.RecordBatch, texts: Sequence[str]) -> pa.RecordBatch:
+        """A completion keeps the spaces at its beginning, which divide it from its prompt: tokenizers may lose them."""
         name = next(name for name in ("messages", "completion", "output") if name in rows.schema.names)
         answers = pa.array(texts, pa.string())
+        if name == "completion":
+            given = zip(rows.column(name).to_pylist(), texts, strict=True)
+            answers = pa.array(
+                [own[: len(own) - len(own.lstrip())] + text.lstrip() for own, text in given], pa.string()
+            )
         if name == "messages":
             conversations = map(json.loads, self.unanswered(rows).column("messages").to_pylist())
             last = [{"role": "assistant", "content": text} for text in texts]

@@ -151,10 +151,8 @@ def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Fields of the teacher that do nothing with its loss, and losses that the task type has not."""
     loss, task_type = written["training.teacher.loss"], task_type_of(written)
     if task_type.teacher_outputs == "tokens" and (path := written["data.unlabelled"]) is not None:
-        yield (
-            "data.unlabelled",
-            f"{path!r} has rows without targets, and a language model learns tokens: set it to null.",
-        )
+        message = f"{path!r} has rows without targets, and a language model learns from target tokens: set it to null."
+        yield "data.unlabelled", message
     if loss is not None and task_type.teacher_outputs != "tokens":
         message = f"is for language models, and task {written['task']} has the loss of its outputs: set it to null."
         yield "training.teacher.loss", f"{loss} {message}"
@@ -164,6 +162,9 @@ def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         message = f"sequence needs prompts that the teacher answers, and task {written['task']} has none: choose "
         yield "training.teacher.loss", f"{message}forward_kl, or one of the task types {', '.join(known)}."
         return
+    if loss == "sequence" and written["options"].get("max_new_tokens") == 0:
+        message = "0 lets the teacher write nothing, and its texts are the targets: give the most tokens of an answer."
+        yield "options.max_new_tokens", message
     without = {"beta"} if loss != "jsd" else set()
     without |= {"temperature", "weight", "top_k"} if loss == "sequence" else set()
     without |= {"top_k"} if task_type.teacher_outputs != "tokens" else set()
