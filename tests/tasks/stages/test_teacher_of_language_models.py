@@ -78,7 +78,7 @@ def make(key: str, task: str, world: Path, rows: int, **changes: Any) -> dict[st
     data = artifact_of("load_data", read_arrow(world / "data/train.arrow").slice(0, rows))
     inputs: list[Any] = [wanted, Lock(teacher_files=pin_model_folder(world / "teacher")), data]
     if wanted.training.teacher and not wanted.training.teacher.writes_targets:
-        inputs += [MODEL, artifact_of("tokenize", read_arrow(world / "tokens/train.arrow").slice(0, rows))]
+        inputs += [None, MODEL, artifact_of("tokenize", read_arrow(world / "tokens/train.arrow").slice(0, rows))]
     work = Work(key, home_folder() / "artifacts/teacher_outputs" / key, "run", (), "teacher_outputs")
     result: dict[str, Any] = teacher_outputs.make(work, *inputs)
     return result
