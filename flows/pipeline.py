@@ -37,7 +37,15 @@ from tasks.stages.score import (
     score,
     score_folds,
 )
-from tasks.stages.teacher_outputs import by_tokens, load_unlabelled, require_labels, teacher_outputs
+from tasks.stages.teacher_outputs import (
+    by_tokens,
+    compare_teacher,
+    is_beside_teacher,
+    load_unlabelled,
+    predict_teacher,
+    require_labels,
+    teacher_outputs,
+)
 from tasks.stages.tokenize import tokenize, tokenize_unlabelled
 from training.recipe import Recipe
 
@@ -190,6 +198,10 @@ def pipeline(
         if counts_comparisons(recipe):
             number = build(count_comparison, recipe, data, trained, predictions, opponent)
         comparison = build(compare, recipe, champion, number, data, tokens, trained, predictions, opponent)
+    beside_teacher = None
+    if is_beside_teacher(recipe):
+        predicted_teacher = build(predict_teacher, recipe, lock, data)
+        beside_teacher = build(compare_teacher, recipe, lock, data, trained, predictions, predicted_teacher)
     held = None
     if scored.held is not None:
         predicted_held = build(predict_must_hold, recipe, lock, trained, scored.held)
@@ -201,10 +213,11 @@ def pipeline(
         compared = build(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
     with build.transaction():
         models = (data, model, tokens, trained, predictions, scores, scores_of_folds, calibration)
-        artifacts = (*models, opponent, comparison, exports, compared)
+        artifacts = (*models, opponent, comparison, exports, compared, beside_teacher)
         version = build(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
-            published = (data, trained, predictions, scores, scores_of_folds, calibration, exports, compared)
+            compared_with = (exports, compared, beside_teacher)
+            published = (data, trained, predictions, scores, scores_of_folds, calibration, *compared_with)
             publication = build(publish, recipe, lock, verdict, version, *published)
         promotion = build(promote, recipe, version, verdict)
     judged = (scores, scores_of_folds, calibration, champion, verdict, compared)

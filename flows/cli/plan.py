@@ -29,8 +29,10 @@ from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import Judged, expect_comparison, find_obstacles
+from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
 from tasks.stages.resolve import pin_teachers
+from tasks.stages.teacher_outputs import name_of_teacher
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
 from tasks.tracking.connection import find_registry_problems
@@ -66,6 +68,8 @@ def plan(arguments: argparse.Namespace) -> int:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
     for text in _mixture(recipe, planner.arguments["fit"][2]):
         print(f"  load_data: {text}")
+    for text in _teacher(planner):
+        print(f"  teacher_outputs: {text}")
     training = next(row for row in planner.rows if row.name == "fit")
     for text in _estimate(planner, training) if training.state in PENDING else ():
         print(f"  fit: {text}")
@@ -111,6 +115,13 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     print(*_summarize_sweep(recipe, sweep, planned), sep="\n")
     return COMPLETED
+
+
+def _teacher(planner: Planner) -> Iterator[str]:
+    """Yields the cost of a teacher's outputs that are not stored."""
+    if any(row.name == "teacher_outputs" and row.state in PENDING for row in planner.rows):
+        recipe, lock, data, unlabelled, *_ = planner.arguments["teacher_outputs"]
+        yield teacher_line(name_of_teacher(recipe, lock), recipe, lock, data, unlabelled)
 
 
 def _estimate(planner: Planner, training: PlannedStage) -> list[str]:

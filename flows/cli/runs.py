@@ -13,7 +13,7 @@ from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, w
 from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry import lineage
 from tasks.registry.lineage import RECIPE_SET
-from tasks.reports.formatting import format_count, format_score
+from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.model_reports import OUT_OF_FOLD
 from tasks.reports.row_reports import tabulate_mixture
 from tasks.tracking.mlflow_run import list_runs
@@ -124,6 +124,14 @@ def _overview(record: Mapping[str, Any]) -> Facts:
     folds = {OUT_OF_FOLD: found} if (found := record.get("out_of_fold")) else {}
     for split, figures in {**(record["metrics"] or {}), **folds}.items():
         yield split, ", ".join(f"{name} {format_score(figure)}" for name, figure in figures.items())
+    if teacher := record.get("teacher"):
+        for name, one in (("this model", teacher["student"]), ("its teacher", teacher["teacher"])):
+            place = int(name == "its teacher")
+            values = [f"{metric} {format_value(found[place])}" for metric, found in teacher["figures"].items()]
+            size = (
+                f"{one['parameters']:,} parameters, {format_size(one['bytes'])}, {one['rows_per_second']:,.0f} rows/s"
+            )
+            yield name, ", ".join([*values, size])
     if publication := record["publication"]:
         yield "published", f"{publication['repo']} at {publication['revision']}, commit {publication['commit']}"
 
@@ -206,6 +214,15 @@ def _base_model(record: Mapping[str, Any]) -> Facts:
         yield "commit", lock["model_hub"]["commit"]
     for name, file in lock["model_files"].items():
         yield from _file(name, file)
+    if version := lock.get("teacher_version"):
+        yield "teacher", f"{version['name']} version {version['version']}"
+        yield "digest", version["model"]
+    elif teacher := record["recipe"]["training"].get("teacher"):
+        yield "teacher", f"{teacher['source']} {teacher['path']}"
+        if commit := lock.get("teacher_hub"):
+            yield "commit", commit["commit"]
+        for name, file in lock.get("teacher_files", {}).items():
+            yield from _file(name, file)
 
 
 def _training(record: Mapping[str, Any]) -> Facts:

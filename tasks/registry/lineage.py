@@ -144,6 +144,7 @@ def build_record(
             "environment": _read_environment(refs),
             "metrics": refs["score"].result if "score" in refs else None,
             "out_of_fold": refs["score_folds"].result["train"] if "score_folds" in refs else None,
+            "teacher": refs["compare_teacher"].result if "compare_teacher" in refs else None,
             "verdict": _json(verdict),
             "version": _json(version),
             "publication": _json(publication),

@@ -22,16 +22,18 @@ from tasks.hub.client import repository_url
 from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
 from tasks.reports.model_reports import (
     describe_calibration,
+    describe_teacher,
     find_worst_groups,
     name_out_of_fold,
     tabulate_exports,
     tabulate_scores,
+    tabulate_teacher,
 )
 from tasks.reports.row_reports import read_report, tabulate_mixture
 from training import task_types
 from training.data.load_rows import LoadDataResult
 from training.engine.fit_settings import FitResult
-from training.evaluation.scores import ComparedExport, SplitScores
+from training.evaluation.scores import ComparedExport, ComparedTeacher, SplitScores
 from training.evaluation.stored_calibration import CalibrateResult
 from training.recipe import Data, Recipe
 from training.recipe.tables.exports import EXPORTS
@@ -58,6 +60,7 @@ class CardFacts(NamedTuple):
     """The released ones."""
     calibrated: Artifact[CalibrateResult] | None = None
     scores_of_folds: Artifact[SplitScores] | None = None
+    beside_teacher: Artifact[ComparedTeacher] | None = None
 
 
 def build_card(facts: CardFacts) -> str:
@@ -102,7 +105,7 @@ def build_description(facts: CardFacts) -> str:
 
 
 def _build_sections(facts: CardFacts) -> Iterator[str]:
-    recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated, scores_of_folds = facts
+    recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated, scores_of_folds, beside = facts
     labels = json.loads((data.path / "labels.json").read_text())
     yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_metrics(recipe, scores, scores_of_folds)}"
@@ -110,6 +113,8 @@ def _build_sections(facts: CardFacts) -> Iterator[str]:
         yield f"## Confidence\n\n{describe_calibration(calibrated.result)}"
     if exports:
         yield f"## Exports\n\n{_describe_exports(exports)}"
+    if beside:
+        yield f"## Teacher\n\n{format_markdown(tabulate_teacher(beside.result))}\n\n{describe_teacher(beside.result)}"
     yield f"## Data\n\n{_describe_rows(recipe, lock, data)}"
     yield f"## Limits\n\n{_describe_limits(recipe, trained, predictions, scores, labels, verdict)}"
 

@@ -12,7 +12,7 @@ from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verd
 from tasks.cache.stage import Row, without_number
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.label_reports import summarize_suspects
-from tasks.reports.model_reports import summarize_calibration, summarize_exports
+from tasks.reports.model_reports import summarize_calibration, summarize_exports, summarize_teacher
 
 if TYPE_CHECKING:
     from training.data.folds import FoldsResult, OutOfFoldResult
@@ -157,6 +157,8 @@ STAGES = {
     "predict_champion": StageEntry(_summarize_rate, is_optional=True),
     "count_comparison": StageEntry(is_optional=True),
     "compare": StageEntry(_summarize_comparison, is_optional=True),
+    "predict_teacher": StageEntry(_summarize_rate, is_optional=True),
+    "compare_teacher": StageEntry(summarize_teacher, is_optional=True),
     "predict_must_hold": StageEntry(_summarize_rate, is_optional=True),
     "must_hold": StageEntry(_summarize_wrong, is_optional=True),
     "gate": StageEntry(),

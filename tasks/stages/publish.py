@@ -28,7 +28,8 @@ def inputs(
     if hub is None or not _is_promoted(verdict, version):
         return Inputs({"promoted": False})
     refs = by_stage(artifacts)
-    stages = ("load_data", "predict", "score", "score_folds", "calibrate", "export", "compare_exports")
+    stages = ["load_data", "predict", "score", "score_folds", "calibrate", "export", "compare_exports"]
+    stages.append("compare_teacher")
     upstream = {stage: refs[stage].digest for stage in stages if stage in refs}
     return Inputs(
         {
@@ -57,7 +58,7 @@ def publish(
     work.out.mkdir(parents=True)
     readme = work.out / "README.md"
     calibrated = refs.get("calibrate")
-    others = exports, calibrated, refs.get("score_folds")
+    others = exports, calibrated, refs.get("score_folds"), refs.get("compare_teacher")
     facts = CardFacts(recipe, lock, data, trained, predictions, scores, verdict, *others)
     readme.write_text(build_card(facts), encoding="utf-8")
     files = {path.name: str(path) for path in sorted((trained.path / "model").iterdir())}

@@ -67,6 +67,8 @@ LOGGED_EXAMPLES = 2
 # A registered model predicts in full precision and in other batches, so its predictions may differ by rounding.
 TOLERANCE = 1e-3
 MIXED_TOLERANCE = 3e-2
+_SHOWN = ("calibrate", "export", "compare_exports", "compare_teacher")
+"""Stages whose results are registered with the model."""
 LONGEST_DESCRIPTION = 5000
 """Characters that MLflow allows in a description."""
 
@@ -80,7 +82,7 @@ def inputs(recipe: Recipe, lock: Lock, verdict: Verdict, *artifacts: Artifact | 
             "registry": registry_place(),
             "upstream": {
                 "fit": refs["fit"].parts["model"],
-                **{stage: refs[stage].digest for stage in ("calibrate", "export", "compare_exports") if stage in refs},
+                **{stage: refs[stage].digest for stage in _SHOWN if stage in refs},
             },
             "rejected": verdict.decision == "reject",
         }
@@ -126,7 +128,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         exports = released_exports(refs)
         log_exports(client, name, version, refs, exports)
         data, trained, predicted, scored = map(refs.__getitem__, ("load_data", "fit", "predict", "score"))
-        others = exports, refs.get("calibrate"), refs.get("score_folds")
+        others = exports, refs.get("calibrate"), refs.get("score_folds"), refs.get("compare_teacher")
         facts = CardFacts(recipe, lock, data, trained, predicted, scored, verdict, *others)
         card = build_description(facts)
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"

@@ -1,4 +1,4 @@
-"""Stages: rows without labels, and the outputs of a teacher for them and for the training rows."""
+"""Stages: the teacher. Rows without labels, its outputs for them and for the training rows, and the model beside it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,28 @@ from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
+from training.data.ipc_files import groups_file
 from training.data.prediction_rows import format_of
 from training.data.unlabelled import FIELD as UNLABELLED
 from training.data.unlabelled import UnlabelledResult
 from training.data.unlabelled import load_unlabelled as read_unlabelled
-from training.jobs.protocol import NotInKey, Settings
+from training.evaluation.scores import ComparedTeacher
+from training.jobs.protocol import NotInKey, Settings, TaskSettings
 from training.models.repository_files import labels_of_config, part_of, read_json
 from training.problems import UserError
 from training.programs import teacher_texts, teacher_tokens
+from training.programs.compare_teacher import CompareTeacherSettings
+from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherResult, TeacherSettings, find_missing
 from training.programs.teacher_tokens import TokenSettings
 from training.recipe import Recipe
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.rules.column_rules import code_for_rows, source_columns
 from training.recipe.tables.formats import SOURCES
+from training.recipe.tables.metrics import entries
 from training.recipe.task_specification import specification
 from training.task_types.generation import Generation
+from training.task_types.task_type import TaskType
 
 PROGRAM = "training.programs.teacher_outputs"
 
@@ -189,6 +195,122 @@ def _job(program: str, recipe: Recipe, lock: Lock, settings: TeacherSettings, ro
     )
 
 
+@stage(PredictChampionResult, where="a registered model has a teacher")
+def predict_teacher(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
+    """Predicts every row of the judged split by the teacher with its own tokenizer, once for all models that learn from
+    it.
+
+    The teacher's files, task type and options, the rows and labels, the length, and the number format of prediction.
+    """
+    program, split, task_type = "training.programs.predict_champion", recipe.judged_split, _task_type(recipe, lock)
+    return StageJob(
+        program,
+        PredictChampionSettings(
+            task=recipe.task,
+            options=task_type.options_of("tokenize") | task_type.options_of("predict"),
+            split=split,
+            champion=name_of_teacher(recipe, lock),
+            max_length=_max_length(recipe, lock),
+            batch_size=ROWS_AT_ONCE,
+            mixed_precision=lock.mixed_precision,
+        ),
+        reads={**_files_of_teacher(recipe, lock), "data": files_of(data, ["labels.json", f"{split}.arrow"])},
+        code=task_types.code_modules(recipe.task),
+        outside=("training.engine.answers", "training.evaluation.preferences"),
+        users_code=task_types.user_code(recipe.task),
+        libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
+        field_names=_field_names(recipe),
+        launch=partial(build_predict_launch, program, lock),
+        batches=partial(_divide_batches, recipe, lock, program),
+    )
+
+
+@stage(ComparedTeacher, where="a registered model has a teacher")
+def compare_teacher(
+    recipe: Recipe, lock: Lock, data: Artifact, trained: Artifact, predictions: Artifact, teacher: Artifact
+) -> StageJob:
+    """Puts the model and its teacher side by side on the judged split: metrics, with a paired test, size and speed.
+    `teacher` has the predictions of the teacher. The gate does not read it.
+
+    Both models with their predictions, the rows, the metrics and the confidence.
+    """
+    split, metrics, task_type = recipe.judged_split, recipe.compared_metrics, _task_type(recipe, lock)
+    shown = [name for name in recipe.evaluation.metrics if ":" not in name]
+    options = task_types.load(**recipe.task_and_options)
+    return StageJob(
+        "training.programs.compare_teacher",
+        CompareTeacherSettings(
+            task=recipe.task,
+            options=options.options_of("tokenize") | options.options_of("predict") | options.options_of("compare"),
+            teacher=TaskSettings(
+                task=recipe.task, options=task_type.options_of("tokenize") | task_type.options_of("predict")
+            ),
+            split=split,
+            metrics=metrics,
+            shown=shown,
+            figure=recipe.compared_by,
+            less_is_better=recipe.less_is_better,
+            margin=0.0,
+            confidence=recipe.release.gate.confidence,
+            champion=name_of_teacher(recipe, lock),
+            max_length=recipe.tokens.max_length,
+            teacher_max_length=_max_length(recipe, lock),
+            batch_size=ROWS_AT_ONCE,
+            mixed_precision=lock.mixed_precision,
+        ),
+        reads={
+            "model": folder_of(trained, "model"),
+            "tokenizer": folder_of(trained, "model"),
+            **{f"teacher_{part}": files for part, files in _files_of_teacher(recipe, lock).items()},
+            "data": files_of(data, ["labels.json", f"{split}.arrow", groups_file(split)]),
+            "predictions": files_of(predictions, [f"{split}.parquet"]),
+            "teacher": files_of(teacher, [f"{split}.parquet"]),
+        },
+        tables={"table": entries({recipe.compared_by, *metrics, *shown})},
+        code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, [*metrics, *shown])],
+        users_code=task_types.user_code(recipe.task)
+        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        libraries=("torch", "transformers", "tokenizers", "evaluate", "numpy", "pyarrow", "scikit-learn", "scipy"),
+        field_names={
+            **_field_names(recipe),
+            "metrics": "evaluation.metrics",
+            "shown": "evaluation.metrics",
+            "figure": "release.gate.compare",
+            "confidence": "release.gate.confidence",
+        },
+    )
+
+
+def _task_type(recipe: Recipe, lock: Lock) -> TaskType:
+    """The teacher's."""
+    return task_types.load(
+        recipe.task, recipe.options if lock.teacher_version is None else lock.teacher_version.options or {}
+    )
+
+
+def _max_length(recipe: Recipe, lock: Lock) -> int:
+    """The tokens after which the teacher cuts a text."""
+    return recipe.tokens.max_length if lock.teacher_version is None else lock.teacher_version.max_length
+
+
+def _divide_batches(recipe: Recipe, lock: Lock, program: str, folder: Path) -> BatchDivision:
+    return BatchDivision(
+        ROWS_AT_ONCE,
+        folder,
+        program=program,
+        max_length=_max_length(recipe, lock),
+        mixed_precision=lock.mixed_precision,
+        num_processes=lock.num_processes,
+    )
+
+
+def _field_names(recipe: Recipe) -> dict[str, str]:
+    return {
+        "max_length": "tokens.max_length",
+        **dict.fromkeys(("upstream.champion", "upstream.teacher"), f"the teacher {_named(recipe)}"),
+    }
+
+
 def _named(recipe: Recipe) -> str:
     teacher = recipe.training.teacher
     assert teacher is not None
@@ -200,6 +322,12 @@ def by_tokens(recipe: Recipe) -> bool:
     teacher = recipe.training.teacher
     outputs = task_types.class_of(recipe.task).teacher_outputs
     return teacher is not None and not teacher.writes_targets and outputs == "tokens"
+
+
+def is_beside_teacher(recipe: Recipe) -> bool:
+    """Whether a run compares the model with its teacher: a registered model that predicts labels, tags or numbers."""
+    outputs = task_types.class_of(recipe.task).teacher_outputs
+    return recipe.training.teacher is not None and recipe.release.registry is not None and outputs != "tokens"
 
 
 def name_of_teacher(recipe: Recipe, lock: Lock) -> str:

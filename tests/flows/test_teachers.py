@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,12 @@ def test_students_share_the_outputs_of_a_pinned_teacher_and_a_new_one_trains_the
         return states(out)
 
     run("run", "name=big", "release.registry=big")
+    before = finetune(home, "plan", file, *[word for setting in TAUGHT for word in ("--set", setting)], **server)
+    assert "teacher_outputs: by big/1, its weights take " in before.stdout and "12 bytes a row" in before.stdout
     first = run("run", *TAUGHT)
     assert first["teacher_outputs"] == first["fit"] == "ran"
-    lock = json.loads(out.read_text())
-    assert lock["state"] == "completed"
+    shown = finetune(home, "show", "small/1", **server).stdout
+    assert "teacher       big version 1" in shown and "this model" in shown and "its teacher" in shown
     second = run("run", *TAUGHT, "model.config.hidden_size=16", "training.teacher.weight=0.9", "training.seed=3")
     assert (second["teacher_outputs"], second["fit"]) == ("cached", "ran")
 

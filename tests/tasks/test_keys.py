@@ -146,6 +146,7 @@ MIXTURE: dict[str, Any] = {
 WEIGHTED = [{**one, "weight": 1.0} for one in MIXTURE["mix"]]
 
 LATER = "what reports on the version compare, after its release"
+OF_ITS_FILES = "teacher_outputs predict_teacher compare_teacher"
 FIELDS: dict[str, Change | Nothing] = {
     "name": Nothing("other", "a name: what is made does not hang on what it is called"),
     "task": Change("mine:TaskType", "tokenize fit predict score predict_champion compare"),
@@ -243,9 +244,9 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.lora.use_dora": Change(True, "fit", {"training.lora": {}}),
     "training.lora.init_lora_weights": Change("pissa", "fit", {"training.lora": {}}),
     "training.lora.quantization": Change("nf4", "fit", {"training.lora": {}}),
-    "training.teacher.source": Change("hub", "teacher_outputs", TAUGHT),
-    "training.teacher.path": Change("me/other", "teacher_outputs", TAUGHT),
-    "training.teacher.revision": Change("v2", "teacher_outputs", TAUGHT_BY_HUB),
+    "training.teacher.source": Change("hub", OF_ITS_FILES, TAUGHT),
+    "training.teacher.path": Change("me/other", OF_ITS_FILES, TAUGHT),
+    "training.teacher.revision": Change("v2", OF_ITS_FILES, TAUGHT_BY_HUB),
     "training.teacher.temperature": Change(4.0, "fit", TAUGHT),
     "training.teacher.weight": Change(0.9, "fit", TAUGHT),
     "training.teacher.unlabelled_min_confidence": Change(0.9, "fit", UNLABELLED),
@@ -867,6 +868,7 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
     others: dict[str, Any] = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED}
     others |= dict.fromkeys(("load_unlabelled", "tokenize_unlabelled", "teacher_outputs"), UNLABELLED)
+    others |= dict.fromkeys(("predict_teacher", "compare_teacher"), TAUGHT)
     assert built == [stage for stage in STAGES if stage not in others]
     for name, given in others.items():
         other = ["resolve", *keys(spelt(base(), given))]

@@ -210,6 +210,26 @@ class Comparison(Result):
     """Metrics of answers to prompts."""
 
 
+class SizeAndSpeed(Result):
+    """The size of a model, and its speed on one CPU."""
+
+    parameters: int
+    bytes: int
+    """Of the weights on disk."""
+    rows_per_second: float
+
+
+class ComparedTeacher(Result):
+    """A model beside the teacher that it has learned from, on the same rows."""
+
+    student: SizeAndSpeed
+    teacher: SizeAndSpeed
+    figures: dict[str, tuple[Number, Number]]
+    """The values of the model and of the teacher by metric."""
+    comparison: Comparison
+    """With the teacher in place of the champion."""
+
+
 class VariantGain(Result):
     """The gain of a sweep's variant over the recipe, over several seeds, on the validation split."""
 
