@@ -58,8 +58,13 @@ EXPORTS = {
         "released": released,
         "comparison": COMPARISON.model_dump() | {"champion": "the model", "margin": -0.01, "at_least": -0.004},
     }
-    for name, released in (("onnx", False), ("onnx-int8", True))
+    for name, released in (("onnx", False), ("onnx-int8", True), ("gguf-q8_0", True), ("int8", True))
 }
+RELEASED = {
+    **{"onnx/model_quantized.onnx": b"bytes", "gguf/model-Q8_0.gguf": b"blocks"},
+    **{"int8/model.safetensors": b"whole numbers", "int8/config.json": b"{}"},
+}
+"""The files of these exports."""
 PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
 
 
@@ -90,7 +95,7 @@ def refs(home: Path) -> dict[str, Artifact]:
         "trained": artifact("fit", trained, FITTED, {"library.torch": "2.13.0", "training.seed": 42}),
         "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
-        "exports": artifact("export", {"onnx/model.onnx": b"floats", "onnx/model_quantized.onnx": b"bytes"}),
+        "exports": artifact("export", {"onnx/model.onnx": b"floats"} | RELEASED),
         "compared": artifact("compare_exports", {"log/exports.json": b"{}"}, exports),
     }
 
@@ -146,8 +151,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
         first, _ = run(refs, home, "first")
     files = {path: file.content for path, file in hub.repos["models", REPO].at("main").files.items()}
     readme = files.pop("README.md")
-    released = {"onnx/model_quantized.onnx": b"bytes"}
-    assert files == MODEL | {"loss.png": b"a picture"} | released  # nothing else that only artifacts have
+    assert files == MODEL | {"loss.png": b"a picture"} | RELEASED  # nothing else that only artifacts have
     assert hub.repos["models", REPO].private
     assert (first.repo, first.revision) == (REPO, "main") and first.url == f"{hub.url}/{REPO}/tree/main"
     assert first.commit == hub.repos["models", REPO].branches["main"]
@@ -278,9 +282,9 @@ def test_the_card_has_figures_rows_limits_and_commands(refs: dict[str, Artifact]
 def test_the_card_has_the_size_the_speed_and_the_loss_of_released_exports(refs: dict[str, Artifact]) -> None:
     released = released_exports({ref.stage: ref for ref in refs.values()})
     text = build_card(CardFacts(recipe(), *facts(refs), released))
-    assert "Files: onnx-int8: `onnx/model_quantized.onnx`." in text
+    assert "Files: onnx-int8: `onnx/model_quantized.onnx`, gguf-q8_0: `gguf/model-Q8_0.gguf`, int8: `int8/" in text
     assert "| onnx-int8 | ONNX Runtime | 23.0 MB | 400 | 200 | 0.8710 | 0.8603 | 0.0040 | 0.01 |" in text
-    assert ModelCard(text).data.tags == ["reviews", "onnx"]
+    assert ModelCard(text).data.tags == ["reviews", "onnx", "gguf", "compressed-tensors"]
 
 
 def test_the_card_of_a_model_made_from_scratch_on_rows_of_a_function_names_neither_on_the_hub(

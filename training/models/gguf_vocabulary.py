@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.models.repository_files import read_json
-from training.problems import Problem
+from training.problems import Problem, UserError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -39,16 +39,16 @@ KNOWN = "Llama 3, Qwen2, Qwen3, SmolLM and GPT-2"
 
 def find_problems(folder: Path) -> Iterator[Problem]:
     """The problems of a folder's tokenizer that llama.cpp does not have."""
-    for reason in _misfits(folder):
-        message = f"GGUF is for tokenizers that llama.cpp has, those of {KNOWN}, and this one {reason}: leave it out."
-        yield Problem(kind="release", where="release.exports", message=message)
-
-
-def _misfits(folder: Path) -> Iterator[str]:
     found = read_json(folder / TOKENIZER)
-    if not found:
-        yield f"has no {TOKENIZER}"
-        return
+    yield from map(_problem, _misfits(found) if found else [f"has no {TOKENIZER}"])
+
+
+def _problem(reason: str) -> Problem:
+    message = f"GGUF is for tokenizers that llama.cpp has, those of {KNOWN}, and this one {reason}: leave it out."
+    return Problem(kind="release", where="release.exports", message=message)
+
+
+def _misfits(found: Mapping[str, Any]) -> Iterator[str]:
     model = found.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         kind = "SentencePiece's BPE" if model.get("byte_fallback") else model.get("type")
@@ -97,13 +97,17 @@ def _rule(tokenizer: Mapping[str, Any]) -> str | None:
 
 
 def write(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int, ends: list[int]) -> None:
-    """Writes the vocabulary of a tokenizer without `find_problems`. `ends` are the tokens at which the
-    model stops generating; `vocab_size` that of the model."""
+    """Writes the vocabulary of a tokenizer without `find_problems`. `ends` are the tokens at which the model stops
+    generating; `vocab_size` that of the model. Raises UserError for a tokenizer that has more tokens than the model, or
+    adds others to a text than bos and eos."""
     import gguf
 
     found = json.loads(tokenizer.backend_tokenizer.to_str())
     added = {token["id"]: token for token in found["added_tokens"]}
     by_id = {number: text for text, number in found["model"]["vocab"].items()}
+    # Its class may have changed what the file says.
+    if reasons := [*_misfits(found), *(["has more tokens than the model"] if max(by_id) >= vocab_size else [])]:
+        raise UserError(map(_problem, reasons))
     tokens, kinds = [], []
     for number in range(vocab_size):
         kind = gguf.TokenType.NORMAL
@@ -136,5 +140,8 @@ def write(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: in
 
 def _edges(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
     """Whether the tokenizer adds its bos token before a text, and its eos token after it."""
-    ids = tokenizer("a").input_ids
-    return ids[0] == tokenizer.bos_token_id, ids[-1] == tokenizer.eos_token_id
+    ids, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
+    begin, end = ids[0] == tokenizer.bos_token_id, ids[-1] == tokenizer.eos_token_id
+    if ids != [tokenizer.bos_token_id] * begin + plain + [tokenizer.eos_token_id] * end:
+        raise UserError([_problem("adds other tokens to a text than bos before it and eos after it")])
+    return begin, end

@@ -156,6 +156,22 @@ def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused(
     assert problem.where == "release.exports" and problem.message.endswith(reason)
 
 
+def test_a_tokenizer_that_adds_other_tokens_than_bos_and_eos_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", steps=0)
+    file = tmp_path / "tokenizer.json"
+    found = json.loads(file.read_text())
+    for part in ("single", "pair"):
+        for one in found["post_processor"][part]:
+            if "SpecialToken" in one:
+                one["SpecialToken"]["id"] = "<|im_start|>"
+    found["post_processor"]["special_tokens"] = {
+        "<|im_start|>": {"id": "<|im_start|>", "ids": [2], "tokens": ["<|im_start|>"]}
+    }
+    file.write_text(json.dumps(found))
+    (problem,) = raised_problems(gguf_files.export, CAUSAL, tmp_path, ["gguf-f16"], tmp_path / "out")
+    assert problem.message.endswith("adds other tokens to a text than bos before it and eos after it: leave it out.")
+
+
 def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     assert [*gguf_vocabulary.find_problems(tmp_path)] == []
