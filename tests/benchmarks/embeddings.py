@@ -36,10 +36,10 @@ BATCH_ROWS = 64
 MAX_TOKENS = 64
 SMALL = {
     "model_type": "bert",
-    "hidden_size": 256,
+    "hidden_size": 384,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 1024,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
     "vocab_size": 8000,
     "max_position_embeddings": 128,
 }
@@ -70,7 +70,8 @@ def measure(subject: Subject) -> list[Row]:
     raw = Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few))))
     again = _predict(home, _write(file, texts[: many + 1]), folder / "many")
     rows, seconds = many - few, whole.wall_s - first.wall_s
-    how = f"{rows:,} documents of {WORDS} words, 256 dimensions; {rows / seconds:,.0f} documents/s, and "
+    how = f"{rows:,} documents of {WORDS} words, {SMALL['hidden_size']} dimensions; "
+    how += f"{rows / seconds:,.0f} documents/s, and "
     how += f"{rows / raw.wall_s:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; the command took "
     how += f"{whole.wall_s:.1f} s for {many:,}"
     processor = raw.processor_s / (whole.processor_s - first.processor_s)

@@ -246,6 +246,6 @@ def _load(
         **options,
     )
     assert isinstance(model, PreTrainedModel)
-    if task_type.auto_class in generation_settings.GENERATE:
+    if task_type.auto_class in generation_settings.GENERATE and model.generation_config is not None:
         generation_settings.unset_unusable(model.generation_config, vocab_size(model))
     return model, weights.missing_weights(found), weights.compare(model, found)
