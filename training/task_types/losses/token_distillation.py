@@ -50,7 +50,7 @@ IDS, LOGPS = "teacher_ids", "teacher_logps"
 target."""
 LEAST = -1e4
 """The log-probability of impossible tokens, whose exponential is 0: the stored one of a rest that is empty."""
-TARGETS_AT_ONCE = 1024
+TARGETS_AT_ONCE = 256
 """The targets whose distributions are held at once; they do not change the result but for rounding."""
 
 
@@ -121,25 +121,15 @@ class TokenDistillationLoss:
         places = (targets[:, 0] != IGNORED).nonzero().squeeze(1)  # (N,)
         size = (labels.shape[-1] - 2) // 2
         stored = targets[places, 1:].split([size, size + 1], dim=1)
-        total: torch.Tensor = _SumInParts.apply(logits.flatten(0, 1), places, *stored, self.of_targets)
+        total: torch.Tensor = _SumInParts.apply(
+            logits.flatten(0, 1), places, *stored, self.temperature, self.of_outcomes
+        )
         found = self.weight * self.temperature**2 * total / max(1, len(places))
         return found if self.weight == 1 else found + (1 - self.weight) * self.ordinary(logits, ids)
 
-    def of_targets(self, logits: torch.Tensor, ids: torch.Tensor, logps: torch.Tensor) -> torch.Tensor:
-        """(N,) the divergence of each target, of logits (N, V), and the stored ids (N, K) and log-probabilities
-        (N, K + 1)."""
-        of_model = log_probabilities_of(logits / self.temperature, ids)
-        return divergence_of(self.divergence, self.beta, logps[:, : of_model.shape[1]], of_model)
-
-
-def log_probabilities_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The log-probabilities of these tokens and of the rest, (N, K + 1), of logits (N, V); (N, V) if there is no
-    rest."""
-    chosen = logits.gather(1, ids)
-    if ids.shape[1] < logits.shape[1]:  # not 1 - the sum of the others, which rounds a small rest away
-        rest = logits.scatter(1, ids, -torch.inf).logsumexp(1, keepdim=True)
-        chosen = torch.cat([chosen, rest], dim=1)
-    return chosen - chosen.logsumexp(1, keepdim=True)
+    def of_outcomes(self, teacher: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+        """(N,) the divergence of each target, of the log-probabilities (N, C) of the teacher and of the model."""
+        return divergence_of(self.divergence, self.beta, teacher, model)
 
 
 def divergence_of(name: Divergence, beta: float, teacher: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
@@ -158,7 +148,8 @@ def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 class _SumInParts(torch.autograd.Function):
-    """The sum of a function of some of the rows of logits. The gradient is computed with the sum, part by part."""
+    """The sum of a function of the K + 1 outcomes of some rows of logits. The gradient is computed with the sum, part
+    by part: the logits of the rest have that of their sum, in the ratio of their probabilities."""
 
     @staticmethod
     def forward(
@@ -167,25 +158,33 @@ class _SumInParts(torch.autograd.Function):
         places: torch.Tensor,
         ids: torch.Tensor,
         logps: torch.Tensor,
-        of_targets: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        temperature: float,
+        of_outcomes: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        needs_gradient = ctx.needs_input_grad[0]
-        gradient = torch.zeros_like(logits) if needs_gradient else None
+        gradient = torch.zeros_like(logits) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float64, device=logits.device)
         for part in range(0, len(places), TARGETS_AT_ONCE):
-            stop = part + TARGETS_AT_ONCE
-            rows = places[part:stop]
-            with torch.set_grad_enabled(needs_gradient):
-                chosen = logits.detach()[rows].float().requires_grad_(needs_gradient)
-                found = of_targets(chosen, ids[part:stop].long(), logps[part:stop].to(chosen.dtype)).sum()
+            rows, chosen = (given[part : part + TARGETS_AT_ONCE] for given in (places, ids.long()))
+            scaled = logits[rows].float() / temperature  # (n, V)
+            values = scaled.gather(1, chosen)
+            # Not 1 - the sum of the others, which rounds a small rest away.
+            rest = scaled.scatter_(1, chosen, -torch.inf).logsumexp(1, keepdim=True).clamp(min=-torch.finfo().max)
+            has_rest = chosen.shape[1] < scaled.shape[1]
+            outcomes = torch.cat([values, rest], dim=1) if has_rest else values
+            teacher = logps[part : part + TARGETS_AT_ONCE, : outcomes.shape[1]].to(outcomes.dtype)
+            with torch.enable_grad():
+                outcomes = outcomes.detach().requires_grad_()
+                found = of_outcomes(teacher, outcomes.log_softmax(1)).sum()
             total += found.detach().double()
             if gradient is not None:
-                (of_rows,) = torch.autograd.grad(found, chosen)
-                gradient[rows] = of_rows.to(gradient.dtype)
+                (of_outcome,) = torch.autograd.grad(found, outcomes)
+                scaled.sub_(rest).exp_().mul_(of_outcome[:, -1:])
+                scaled.scatter_(1, chosen, of_outcome[:, : chosen.shape[1]])
+                gradient[rows] = (scaled / temperature).to(gradient.dtype)
         ctx.gradient = gradient
         return total.float()
 
     @staticmethod
-    def backward(ctx: Any, *of_sum: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *of_sum: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
-        return gradient.mul_(of_sum[0]), None, None, None, None
+        return gradient.mul_(of_sum[0]), None, None, None, None, None
