@@ -4,7 +4,7 @@ Without options it needs nothing but the project: rows and model are made up. Wi
 on those, and with --peer also against that script, called as
 `SCRIPT --model DIR --data DIR --epochs N --lr F --seed N --batch N --max-length N --out DIR`, whose last line
 is JSON with train_samples_per_second and accuracy. With --sets, each task type is trained on real rows, some tens of
-minutes: tests/benchmarks/task_types.py.
+minutes: tests/benchmarks/task_types.py; few-labels trains on a few rows of each label.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.benchmarks import (
     embeddings,
     example_memory,
     exports,
+    few_labels,
     kill,
     orchestration,
     peer,
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "serve": serve.measure,
     "sweep": sweep.measure,
     "task-types": task_types.measure,
+    "few-labels": few_labels.measure,
 }
 
 
