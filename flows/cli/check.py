@@ -22,7 +22,7 @@ from flows.reports.tables import count_line, label_lines, mixture_lines, problem
 from flows.reports.terminal import Terminal
 from tasks.cache.results import Lock
 from tasks.hub.client import find_publishing_problems
-from tasks.reports.row_reports import read_report, summarize_corrections
+from tasks.reports.row_reports import read_report, summarize_corpus, summarize_corrections
 from tasks.stages.folds import require_rows
 from tasks.stages.load_data import (
     counts_tokens,
@@ -112,7 +112,7 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             load_rows(load_data_settings(readable, lock), folder / "rows", terminal.progress_of("load_data"), tokenizer)
             findings.rows = read_report(folder / "rows")
             findings.problems += findings.rows["problems"]
-            findings.notes += filter(None, [summarize_corrections(findings.rows)])
+            findings.notes += filter(None, [summarize_corrections(findings.rows), summarize_corpus(findings.rows)])
             _require(require_fitting, recipe, folder / "rows", findings)
             if all(problem["where"] != "evaluation.folds" for problem in findings.problems):
                 _require(require_rows, recipe, folder / "rows", findings)

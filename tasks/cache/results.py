@@ -151,6 +151,8 @@ class Lock(BaseModel):
     """The sets of a mixture by name; the three fields above are empty then."""
     corrections: PinnedFile | None = None
     """The file of data.corrections."""
+    corpus: list[PinnedFile] = Field(default_factory=list)
+    """The files of data.corpus."""
     rows: str | None = None
     """Digest of the training rows, and of the settings by which they are read."""
     model_hub: PinnedCommit | None = None
@@ -207,8 +209,8 @@ class Lock(BaseModel):
 
     @property
     def all_data_files(self) -> list[PinnedFile]:
-        """The files of all sets and splits, and the corrections of labels."""
-        files = [file for one in self.sets for files in one.files.values() for file in files]
+        """The files of all sets and splits, further documents, and the corrections of labels."""
+        files = [file for one in self.sets for files in one.files.values() for file in files] + self.corpus
         return [*files, self.corrections] if self.corrections is not None else files
 
 

@@ -24,7 +24,7 @@ from tasks.registry.model_spec import ModelSpec, with_prompt
 from training.data.prediction_files import EMBEDDING, STAMPS
 from training.problems import UserError
 from training.task_types import class_of
-from training.task_types.text_embedding import TextEmbedding
+from training.task_types.text_embedding import TextEmbedding, normalize
 
 BLOCK_ROWS = 16_384
 _PLACE = ("input_file", "input_row")
@@ -70,7 +70,7 @@ def search(model: ModelSpec, query: Sequence[float], files: Sequence[Path], most
 
     Raises UserError for files without embeddings of this version.
     """
-    wanted = _unit(np.array(query, np.float32)[None])[0]
+    wanted = normalize(np.array(query, np.float32)[None])[0]
     best: list[tuple[float, int, dict[str, Any]]] = []  # the worst first; of equal ones the last
     place = 0
     for block in _blocks(model, files, len(wanted)):
@@ -134,8 +134,4 @@ def _similarities(vectors: pa.FixedSizeListArray, wanted: npt.NDArray[np.float32
     if found.dtype == np.uint8:
         differing = np.bitwise_count(found ^ np.packbits(wanted > 0))
         return np.asarray(1 - 2 * differing.sum(axis=1, dtype=np.float32) / len(wanted))
-    return np.asarray(_unit(found.astype(np.float32)) @ wanted)
-
-
-def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+    return np.asarray(normalize(found.astype(np.float32)) @ wanted)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.cache.stage import Work
 from tasks.reports.formatting import format_count, format_markdown, format_table, limit_rows
+from training.data.ipc_files import CORPUS
 from training.problems import Problem
 
 REPORT = "log/report.json"
@@ -67,6 +68,11 @@ def summarize_corrections(report: Mapping[str, Any]) -> str:
     parts = [f"{counts[name]:,} {word}" for name, word in shown.items()]
     lines = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in ("unmatched", "held_out") if counts[name]]
     return f"labels of train: {', '.join(parts)}{'; decisions ' if lines else ''}{', '.join(lines)}"
+
+
+def summarize_corpus(report: Mapping[str, Any]) -> str:
+    """The number of further documents, in one line; empty without data.corpus."""
+    return f"data.corpus: {report[CORPUS]:,} documents beside those of the rows" if CORPUS in report else ""
 
 
 def tabulate_problems(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from tasks.serving.responses import refuse, require_served
 from training.programs.serve import Predicted
 from training.task_types import class_of
 from training.task_types.reranking import Reranking
-from training.task_types.text_embedding import TextEmbedding
+from training.task_types.text_embedding import TextEmbedding, normalize
 
 MOST_TEXTS = 2_048
 """In one request, as in OpenAI's API."""
@@ -164,8 +164,7 @@ def _shorten(vectors: np.ndarray[Any, Any], dimensions: int, model: ModelSpec) -
         raise refuse("dimensions", message)
     if dimensions == vectors.shape[1]:
         return vectors
-    cut = vectors[:, :dimensions]
-    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+    return normalize(vectors[:, :dimensions])
 
 
 def _encode(vector: np.ndarray[Any, Any]) -> str:

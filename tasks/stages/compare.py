@@ -15,7 +15,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.registry.champions import find_current
 from tasks.registry.comparisons import JudgedRows, number_comparison
 from training import task_types
-from training.data.ipc_files import groups_file
+from training.data.ipc_files import CORPUS, groups_file
 from training.evaluation.scores import Comparison
 from training.evaluation.significance import alpha_spent
 from training.programs.compare import CompareSettings
@@ -142,7 +142,7 @@ def compare(
         rows = {"champion": files_of(opponent, [rival]), "data": files_of(data, ["labels.json", *judged])}
     else:
         rows = {
-            "data": files_of(data, ["labels.json", "train.arrow", *judged]),
+            "data": files_of(data, ["labels.json", "train.arrow", f"{CORPUS}.arrow", *judged]),
             "tokens": files_of(tokens, ["train.arrow", f"{split}.arrow"]),
             "model": folder_of(trained, "model"),
         }

@@ -66,6 +66,10 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
     left_out = task_types.class_of(recipe.task).answer_metrics  # answers are not generated here
 
     def warn(work: Work, result: object) -> None:
+        if recipe.data.corpus is not None:
+            message = "the documents of the rows alone are searched, and those of data.corpus were too at the "
+            message += "registration: the figures now are higher for that alone."
+            work.on_events([{"kind": "warning", "message": message}])
         for name in recipe.evaluation.metrics:
             if ":" in name:
                 message = f"{name} is left out: the registry names code, and code that a registry names is not run."

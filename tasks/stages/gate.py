@@ -10,7 +10,7 @@ from tasks.cache.results import Artifact, Check, Selection, Verdict
 from tasks.cache.stage import Inputs, Work, action
 from tasks.reports.model_reports import read_slices
 from training import task_types
-from training.evaluation.scores import CONSTANT, Comparison, HeldRows, NegativeFlips, SplitScores
+from training.evaluation.scores import Comparison, HeldRows, NegativeFlips, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
 from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
@@ -186,8 +186,7 @@ def _decide(
     if comparison.better:
         return "promote", f"{described}."
     if comparison.baseline:
-        is_constant = comparison.champion.startswith(CONSTANT)
-        opponent = "one answer for every row" if is_constant else comparison.champion
+        opponent = "one answer for every row" if comparison.is_constant else comparison.champion
         rule = f"without a champion to be compared with, it must be better than {opponent}: "
         return "keep", f"{rule}{described}{_describe_unbeatable(comparison)}."
     return "keep", f"{described}."

@@ -15,13 +15,22 @@ from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.job import Files, StageJob, folder_of, stage
-from tasks.reports.row_reports import emit_warnings, read_report, summarize_corrections, summarize_splits
+from tasks.reports.row_reports import (
+    emit_warnings,
+    read_report,
+    summarize_corpus,
+    summarize_corrections,
+    summarize_splits,
+)
+from training.data.corpus import load_corpus
 from training.data.load_rows import LoadDataResult, load
+from training.data.prediction_rows import format_of
 from training.data.sources import reading_by_name, split_names
 from training.jobs.protocol import NotInKey, Settings, values_in_key
 from training.local_files import open_local
 from training.models.repository_files import CHAT_TEMPLATE, HOME_ROOMS
 from training.recipe import Data, Recipe
+from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.rules.column_rules import code_for_rows, source_columns, takes_template
 from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
@@ -42,6 +51,8 @@ class LoadDataSettings(Settings):
     pinned: Annotated[list[PinnedRows], NotInKey("the digests of the files are in the key")]
     """The files or the commit of each set."""
     corrections: Annotated[PinnedFile | None, NotInKey("its digest is in the key")] = None
+    corpus: Annotated[list[PinnedFile], NotInKey("their digests are in the key")] = []  # noqa: RUF012
+    """The files of further documents."""
 
 
 def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
@@ -53,6 +64,7 @@ def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
         evaluated=list(recipe.evaluation.splits),
         pinned=list(lock.sets),
         corrections=lock.corrections,
+        corpus=lock.corpus,
     )
 
 
@@ -87,6 +99,13 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Stag
     if lock.corrections is not None:
         content["corrections"] = lock.corrections.sha256
         names["corrections"] = lock.corrections.path
+    if lock.corpus:
+        rules, paths = ReadingRules.of(data), [pin.path for pin in lock.corpus]
+        formats = sorted({format_of(path, rules) for path in paths})
+        sources += [SOURCES[name] for name in formats if name != TEXT_LINES]
+        content["corpus"] = {"files": [pin.sha256 for pin in lock.corpus], "formats": formats}
+        content["corpus"] |= {"rules": rules.model_dump(mode="json"), **reading_by_name(data.sets[0], paths)}
+        names["corpus.files"] = ", ".join(paths)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
     libraries = [library for one in sources for library in one.libraries]
     reads: dict[str, Files] = {}
@@ -100,13 +119,19 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Stag
     # Without a tokenizer, only code of conversations, or the user's, reads modules of tokenization.
     rooms = "training.tokenization.encoder" if takes_template(recipe) or ":" in recipe.task else "training.tokenization"
     unread = [] if reads else [rooms, "training.models"]
+    of_corpus = ["training.data.corpus"] if lock.corpus else []
     return StageJob(
         _read,
         load_data_settings(recipe, lock),
         reads=reads,
         content=content,
         tables={"task": {"options": options, "columns": columns, "checks": dict(wanted.task_type.checks)}},
-        code=["training.data.load_rows", *dict.fromkeys(one.reader.partition(":")[0] for one in sources), *code],
+        code=[
+            "training.data.load_rows",
+            *of_corpus,
+            *dict.fromkeys(one.reader.partition(":")[0] for one in sources),
+            *code,
+        ],
         outside=[*figures_code(recipe.task), *unread],
         users_code=named | {where: one.path for where, one in _objects(data)},
         libraries=tuple(dict.fromkeys(libraries)),
@@ -181,7 +206,7 @@ def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) ->
 
     result = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
-    for note in filter(None, (summarize_splits(report), summarize_corrections(report))):
+    for note in filter(None, (summarize_splits(report), summarize_corrections(report), summarize_corpus(report))):
         work.on_events([{"kind": "note", "message": note}])
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
@@ -216,7 +241,7 @@ def load_rows(
             refused = partial(task_type.refused_rows, template)
     decided = settings.corrections
     corrections = decided.path if decided is not None else None
-    files = [pin for one in settings.pinned for files in one.files.values() for pin in files]
+    files = [pin for one in settings.pinned for files in one.files.values() for pin in files] + settings.corpus
     with unchanged([*files, decided] if decided is not None else files):
         if data.mix is not None:
             result = load(
@@ -231,4 +256,6 @@ def load_rows(
                     corrections=corrections,
                     refused_rows=refused,
                 )
+        if settings.corpus:
+            load_corpus(data, task_type, [pin.path for pin in settings.corpus], out, progress)
     return result

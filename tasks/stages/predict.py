@@ -16,6 +16,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
+from training.data.ipc_files import CORPUS
 from training.programs.predict import BlocksResult, ForwardSettings, PredictResult, PredictSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Recipe
@@ -62,7 +63,7 @@ def predict(
         ),
         reads={
             "model": folder_of(trained, "model"),
-            "tokens": files_of(tokens, [f"{split}.arrow" for split in splits]),
+            "tokens": files_of(tokens, [f"{name}.arrow" for name in (*splits, CORPUS)]),
             **({"base": folder_of(base, "model")} if base else {}),
             **({"data": files_of(data, [f"{split}.arrow" for split in splits])} if data else {}),
         },
@@ -107,9 +108,10 @@ def predict_champion(
     task_type = task_types.load(**_task_and_options(recipe, champion))
     batch_size = recipe.training.per_device_eval_batch_size
     options = task_type.options_of("tokenize") | task_type.options_of("predict")
-    rows = files_of(data, ["labels.json", f"{split}.arrow"])
+    others = ["labels.json", f"{CORPUS}.arrow"]
+    rows = files_of(data, [*others, f"{split}.arrow"])
     if mined is not None and recipe.data.negatives is not None and split in recipe.data.negatives.splits:
-        rows = joined("rows", files_of(data, ["labels.json"]), files_of(mined, [f"{split}.arrow"]))
+        rows = joined("rows", files_of(data, others), files_of(mined, [f"{split}.arrow"]))
     return StageJob(
         program,
         PredictChampionSettings(

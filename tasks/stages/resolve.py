@@ -297,7 +297,7 @@ def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found:
 
 def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Fields of the lock for the rows of all sets. Raises UserError with the problems of all sets."""
-    data, corrections = recipe.data, None
+    data, corrections, corpus = recipe.data, None, list[PinnedFile]()
     pinned, files, problems = dict[int, PinnedRows](), dict[int, dict[str, list[SourceFile]]](), list[Problem]()
     for index, one in enumerate(data.sets):
         try:
@@ -314,8 +314,13 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
         corrections = _pin_corrections(data.corrections) if data.corrections else None
     except UserError as error:
         problems += error.problems
+    try:
+        corpus = _pin_rows(data.corpus, "data.corpus", ReadingRules.of(data)) if data.corpus else []
+    except UserError as error:
+        problems += error.problems
     if problems:
         raise UserError(problems)
+    further = {"corrections": corrections, "corpus": corpus}
     flat = (file for splits in files.values() for found in splits.values() for file in found)
     digests = digests_of(flat, progress) if files else {}
     for index, splits in files.items():
@@ -326,10 +331,10 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
         pinned[index] = PinnedRows(files=pins)
     if data.mix is not None:
         sets = {name: pinned[index] for index, name in enumerate(data.set_names)}
-        return {"data_sets": sets, "corrections": corrections}
+        return {"data_sets": sets, **further}
     (only,) = pinned.values()
     rows = {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
-    return {**rows, "corrections": corrections}
+    return {**rows, **further}
 
 
 def _name_unread(data: Data, unread: Sequence[SourceFile], folders: Sequence[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.registry.versions import LONGEST_TAG
 from tasks.reports.row_reports import read_report
 from training import task_types
-from training.data.ipc_files import groups_file, ipc_reader
+from training.data.ipc_files import CORPUS, groups_file, ipc_reader
 from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.evaluation.stored_calibration import most_characters
@@ -203,7 +203,7 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
     columns for slices are included only if a slice uses one.
     """
     metrics, splits = recipe.evaluation.metrics, recipe.evaluation.splits
-    rows = ["labels.json", "train.arrow", *(f"{split}.arrow" for split in splits)]
+    rows = ["labels.json", "train.arrow", *(f"{name}.arrow" for name in (*splits, CORPUS))]
     rows += map(groups_file, splits)
     rows += [f"{split}.slices.arrow" for split in splits if _slice_columns(recipe)]
     return StageJob(

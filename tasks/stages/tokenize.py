@@ -15,6 +15,7 @@ from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.job import Files, StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
+from training.data.ipc_files import CORPUS
 from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.create_model import ModelResult
 from training.programs.tokenize_with_transformers import TokenizeSettings
@@ -53,13 +54,14 @@ def tokenize(
     task_type, has_json = task_types.load(**recipe.task_and_options), _in_process(model)
     libraries = ["tokenizers", "pyarrow", *task_type.libraries]
     tables: dict[str, Any] = {}
-    rows = files_of(data, [f"{split}.arrow" for split in SPLITS])
+    names = [f"{name}.arrow" for name in (*SPLITS, CORPUS)]
+    rows = files_of(data, names)
     changed, splits = written, ["train"]
     if mined is not None and (negatives := recipe.data.negatives) is not None:
         changed, splits = mined, [*negatives.splits]
     if changed is not None:
-        names = {of: [f"{split}.arrow" for split in SPLITS if (split in splits) == of] for of in (True, False)}
-        rows = joined("rows", files_of(changed, names[True]), files_of(data, names[False]))
+        own = [f"{split}.arrow" for split in splits]
+        rows = joined("rows", files_of(changed, own), files_of(data, [name for name in names if name not in own]))
     if not has_json:
         config = read_json(model.path / "model" / "config.json")
         tables = {"model": {"config": {name: config.get(name) for name in CLASS_FIELDS}}}

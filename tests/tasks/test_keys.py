@@ -182,6 +182,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.label_names": Change(["a", "b"], "load_data"),
     "data.checks": Change({"duplicates": "error"}, "load_data"),
     "data.corrections": Change("rows/train.csv", "load_data"),
+    "data.corpus": Change("others/test.csv", "load_data", PAIRED),
     "data.negatives.source": Change("bm25", "mine_negatives", MINED),
     "data.negatives.path": Change("found/2", "mine_negatives", FOUND),
     "data.negatives.num_negatives": Change(5, "mine_negatives", MINED),

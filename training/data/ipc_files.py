@@ -17,6 +17,10 @@ import pyarrow as pa
 BLOCK_ROWS = 10_000  # rows of a record batch: fast to read, and small enough to hold several
 
 
+CORPUS = "corpus"
+"""The name of further documents, in place of that of a split."""
+
+
 def groups_file(split: str) -> str:
     """The file of load_data with a hash of the group of each row, in the column `group`, if rows have groups."""
     return f"{split}.groups.arrow"

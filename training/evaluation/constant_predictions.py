@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.evaluation.predictions import Numbers, Predictions
-from training.evaluation.scores import CONSTANT
 
 MOST_CONSTANTS = 20
 """The most frequent predictions, which are tried."""
@@ -47,7 +46,7 @@ class Constant(Rival):
 
     @property
     def description(self) -> str:
-        return f"{CONSTANT} {self.name}"
+        return f"the constant answer {self.name}"
 
 
 @dataclass(frozen=True)

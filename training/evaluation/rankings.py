@@ -165,6 +165,14 @@ def _places(queries: Rows) -> Rows:
 # Rankings by scores
 
 
+@dataclass(frozen=True)
+class Others:
+    """Documents that are ranked elsewhere, block by block."""
+
+    ahead: Rows  # (R,) those with at least the score of each relevant document
+    documents: Rows  # (Q,) those of each query
+
+
 def rank(
     queries: Scores,
     query_rows: Rows,
@@ -172,6 +180,7 @@ def rank(
     relevant: npt.ArrayLike,
     relevance: npt.ArrayLike | None = None,
     left_out: npt.ArrayLike | None = None,
+    others: Others | None = None,
 ) -> Rankings:
     """Ranks all documents for each query by the products of their embeddings, which are cosines if these are
     normalized.
@@ -184,11 +193,14 @@ def rank(
         relevance: (R,) the relevance of each of these; None: 1. A pair whose relevance is not above 0 is not relevant.
         left_out: (E, 2) pairs of a query and a document that is not ranked for it, such as a document that is the
             query's own text.
+        others: further documents, none of which is relevant.
     """
     transposed = documents.T
-    return rank_by(
-        lambda first, last: queries[first:last] @ transposed, len(documents), query_rows, relevant, relevance, left_out
-    )
+
+    def scores(first: int, last: int) -> Scores:
+        return queries[first:last] @ transposed
+
+    return rank_by(scores, len(documents), query_rows, relevant, relevance, left_out, others)
 
 
 def rank_by(
@@ -198,11 +210,12 @@ def rank_by(
     relevant: npt.ArrayLike,
     relevance: npt.ArrayLike | None = None,
     left_out: npt.ArrayLike | None = None,
+    others: Others | None = None,
 ) -> Rankings:
     """The same by other scores: `scores` returns those of all documents for the queries from a first one to the one
     before a last one, (q, C), in an array of its own. `documents` is C."""
-    pairs, graded = _sort_pairs(relevant, relevance)
-    skipped, _ = _sort_pairs(np.empty((0, 2)) if left_out is None else left_out, None)
+    pairs, graded, taken = _sort_pairs(relevant, relevance)
+    skipped, *_ = _sort_pairs(np.empty((0, 2)) if left_out is None else left_out, None)
     ranks, number, block = np.empty(len(pairs), np.int64), len(query_rows), max(1, MAX_SCORES // max(1, documents))
     for first in range(0, number, block):
         last = min(first + block, number)
@@ -215,6 +228,8 @@ def rank_by(
             if end > start:
                 ranks[start:end] = _rank_last(of_query, pairs[start:end, 1], graded[start:end])
     ranked = np.full(number, documents) - np.bincount(skipped[:, 0], minlength=number)
+    if others is not None:
+        ranks, ranked = ranks + others.ahead[taken], ranked + others.documents
     return _rankings(query_rows, ranked, pairs[:, 0], ranks, graded)
 
 
@@ -256,13 +271,13 @@ def rank_candidates(
     return _rankings(rows[np.sort(first)], sizes, query[relevant], ranks[is_relevant], graded[relevant])
 
 
-def _sort_pairs(pairs: npt.ArrayLike, relevance: npt.ArrayLike | None) -> tuple[Rows, Floats]:
-    """The pairs whose relevance is above 0, by query, and their relevance."""
+def _sort_pairs(pairs: npt.ArrayLike, relevance: npt.ArrayLike | None) -> tuple[Rows, Floats, Rows]:
+    """The pairs whose relevance is above 0, by query; their relevance, and their places."""
     found = np.asarray(pairs, np.int64).reshape(-1, 2)
     graded = np.ones(len(found)) if relevance is None else np.asarray(relevance, np.float64)
     order = np.argsort(found[:, 0], kind="stable")
     order = order[graded[order] > 0]
-    return found[order], graded[order]
+    return found[order], graded[order], order
 
 
 def _rank_last(scores: Scores, relevant: Rows, relevance: Floats) -> Rows:

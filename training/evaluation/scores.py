@@ -19,10 +19,6 @@ Number = Annotated[
 ]
 
 
-CONSTANT = "the constant answer"
-"""The beginning of the description of a constant prediction."""
-
-
 class Score(TypedDict):
     """The value of a metric on some rows, with its 95 % interval. Each number is null if it is undefined."""
 
@@ -169,6 +165,8 @@ class Comparison(Result):
     """`name/version`, or a description of the baseline, such as a constant answer."""
     baseline: bool = False
     """Whether the comparison is with the baseline."""
+    is_constant: bool = False
+    """Whether the baseline is one prediction for every row; False in artifacts of before that was stored."""
     metric: str
     split: str
     rows: int

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from training import task_types
 from training.data.row_problems import shorten
-from training.evaluation.constant_predictions import is_constant
+from training.evaluation.constant_predictions import Constant, Rival, is_constant
 from training.evaluation.group_tests import gain_by_groups, groups_for_share, highest_share_by_groups
 from training.evaluation.judgements import difference_interval, judge_answers, paired_answers
 from training.evaluation.predictions import Predictions
@@ -113,7 +113,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     if settings.figure == WIN_RATE:
         compared = describe_win_rate(judged.outcomes, settings, judged.groups)
     else:
-        compared = compare_models(new, old, settings, rival.description if rival else None, report, groups)
+        compared = compare_models(new, old, settings, rival, report, groups)
     samples = sample_disagreements(new, old, settings.figure, rows)
     flips = bound_flips(new, old, settings, samples, groups)
     compared = compared.model_copy(update={"answers": judged.metrics, "flips": flips})
@@ -212,20 +212,20 @@ def compare_models(
     new: Predictions,
     old: Predictions,
     settings: CompareSettings,
-    rival: str | None = None,
+    rival: Rival | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     groups: Groups | None = None,
 ) -> Comparison:
     """The comparison of two models on the same rows.
 
     Args:
-        rival: the description of the baseline's rival if `old` are its predictions; None: `old` is the champion.
+        rival: that of the baseline if `old` are its predictions; None: `old` are those of the champion.
         report: called now and then with the numbers of finished draws and of all draws.
         groups: the group of each row; None: each row is one of its own.
 
     Raises UserError if they cannot be compared.
     """
-    champion = str(settings.champion) if rival is None else rival
+    champion = str(settings.champion) if rival is None else rival.description
     by_token = not {*settings.metrics} <= {*TOOL_METRICS}
     if by_token and (reason := new.incomparable_reason(old)):
         message = (
@@ -262,6 +262,7 @@ def compare_models(
         least_p_value=found.least_p_value,
         better=found.better,
         baseline=rival is not None,
+        is_constant=isinstance(rival, Constant),
         comparison=settings.comparison,
         warnings=warnings,
     )

@@ -26,6 +26,7 @@ from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from training import task_types
+from training.data.ipc_files import CORPUS
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedExport
 from training.jobs.program import run_program
@@ -79,7 +80,8 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     labels = json.loads(Path(job.inputs["data"], "labels.json").read_text())
     rows = TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow")
     timed = sample(rows)
-    old = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{split}.parquet", labels)
+    file = Path(job.inputs["predictions"]) / f"{split}.parquet"
+    old = read_predictions(task_type, file, labels, without=f"{CORPUS}_")  # exports do not embed it
     precision = "no" if settings.mixed_precision == "fp16" else settings.mixed_precision  # on CPUs it has no speed
 
     def predict_with(model: Any, some: TokenRows, precision: str = "no", report: Report = _no_report) -> Any:

@@ -119,7 +119,7 @@ def embed(
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
     from training.models import loading
-    from training.task_types.text_embedding import Embeddings, TextEmbedding
+    from training.task_types.text_embedding import Embeddings, TextEmbedding, normalize
 
     folder, tokenizer_folder = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     task_type = task_types.load(settings.model.task, settings.model.options)
@@ -152,7 +152,7 @@ def embed(
         return None, done
     parts = [Embeddings.of(read_block(files[block.digest])).vectors for block in blocks]
     vectors = np.concatenate(parts)[np.argsort(np.concatenate([block.places for block in blocks]))]
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), done
+    return normalize(vectors), done
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The program that predicts: `python -m training.programs.predict JOB`, usually through `accelerate launch`.
 
-inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow); base (the base model's folder) if prompts
-           are answered, data (SPLIT.arrow) if turns are; folds (folds.arrow) for the rows of a fold
+inputs     model (the output of training.programs.fit), tokens (SPLIT.arrow, and corpus.arrow for data.corpus); base
+           (the base model's folder) if prompts are answered, data (SPLIT.arrow) if turns are; folds (folds.arrow) for
+           the rows of a fold
 settings   PredictSettings, below
 output     SPLIT.parquet, a row for each row of the split, in its order: row, label as the tokens have it, the task
            type's `predictions`, tokens (their number); and the columns of training.evaluation.preferences if
@@ -15,7 +16,7 @@ writes the same bytes as several with as many threads each.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,10 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
+from training.data.ipc_files import CORPUS
 from training.evaluation.constant_predictions import advice, nearly_constant, read_column
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
-from training.task_types.task_type import AnswersPrompts, AnswersTurns, TaskType
+from training.task_types.task_type import AnswersPrompts, AnswersTurns, SearchesCorpus, TaskType
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +38,12 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.engine.answers import Answers
+    from training.engine.collation import Collate
     from training.tokenization.encoder import Encoder
 
 PROGRESS_EVERY_S = 1.0
+DOCUMENTS_AT_ONCE = 4096
+"""Documents of a corpus whose embeddings are in memory at a time."""
 
 
 class ForwardSettings(TaskSettings):
@@ -135,6 +140,9 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights="class_weights" in task_type.loss_fields))
         before += len(rows)
+    corpus = Path(job.inputs["tokens"]) / f"{CORPUS}.arrow"
+    written = [job_dir / OUTPUT / f"{split}.parquet" for split in splits]
+    search_corpus(task_type, network, corpus, written, collate, batch_size, precision, events)
     ranks.leave_group()
     return PredictResult(rows=whole, rows_per_second=round(whole / (time.monotonic() - began), 1))
 
@@ -225,6 +233,35 @@ def add_turns(
             "model has not learned to end its answers."
         )
     return predictions.append_column(task_type.turns_column, answers)
+
+
+def search_corpus(
+    task_type: TaskType,
+    network: PreTrainedModel,
+    corpus: Path,
+    files: Sequence[Path],
+    collate: Collate,
+    batch_size: int,
+    precision: str,
+    events: Events,
+) -> None:
+    """Searches the documents of the token file `corpus`, if there is one, for the rows of files of predictions, and
+    writes these again with the result. Each document is embedded once, in blocks. Every rank calls it."""
+    from training.batching.batches import TokenRows
+    from training.engine.inference import predict
+
+    if not corpus.is_file() or not isinstance(task_type, SearchesCorpus):
+        return
+    searches = {file: task_type.corpus_search(pq.read_table(file)) for file in files} if rank() == 0 else {}
+    documents = pa.ipc.open_file(pa.memory_map(str(corpus))).read_all()
+    for start in range(0, len(documents), DOCUMENTS_AT_ONCE):
+        block = TokenRows(documents.slice(start, DOCUMENTS_AT_ONCE).combine_chunks())
+        tell = progress_of_rows(events, CORPUS, start, len(documents))
+        embedded = predict(task_type, network, block, collate, batch_size, precision, tell)
+        for search in searches.values():
+            search.add(embedded)
+    for file, search in searches.items():
+        pq.write_table(search.result(), file, compression="zstd")
 
 
 def write(file: Path, answers: pa.Table, rows: TokenRows, numbers: npt.NDArray[np.int64] | None = None) -> None:

@@ -16,11 +16,20 @@ from pathlib import Path
 from typing import Annotated
 
 from training import task_types
+from training.data.ipc_files import CORPUS
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
 from training.problems import UserError
-from training.programs.predict import AnsweringSettings, PredictResult, add_turns, answer, progress_of_rows, write
+from training.programs.predict import (
+    AnsweringSettings,
+    PredictResult,
+    add_turns,
+    answer,
+    progress_of_rows,
+    search_corpus,
+    write,
+)
 from training.task_types.task_type import AnswersPrompts, TaskType
 from training.tokenization import token_files
 from training.tokenization.transformers_encoder import load_encoder
@@ -70,7 +79,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
         advice += "train from it (model.start_from: champion)."
         tokens = job_dir / "tokens"
         token_files.write_tokens(
-            task_type, data, encoder, tokens, "ignore", tell_tokens, splits=[split], refusal_advice=advice
+            task_type, data, encoder, tokens, "ignore", tell_tokens, splits=[split, CORPUS], refusal_advice=advice
         )
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
@@ -92,8 +101,10 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     elif prompts:
         file = data / f"{split}.arrow"
         answers = add_turns(name, task_type, network, its_tokenizer, encoder, file, answers, settings, events)
+    written, corpus = job_dir / OUTPUT / f"{split}.parquet", job_dir / "tokens" / f"{CORPUS}.arrow"
     if rank() == 0:
-        write(job_dir / OUTPUT / f"{split}.parquet", answers, rows)
+        write(written, answers, rows)
+    search_corpus(task_type, network, corpus, [written], collate, batch_size, settings.mixed_precision, events)
     ranks.leave_group()
     return PredictChampionResult(
         rows=len(rows.tokens),

@@ -118,9 +118,12 @@ def _report_draws(events: Events, split: str, done: int) -> None:
     events.progress(phase="score", split=split, done=done, total=DRAWS)
 
 
-def read_predictions(task_type: TaskType, file: Path, labels: Sequence[str]) -> Predictions:
-    """Reads a split's predictions as training.programs.predict writes them."""
-    return task_type.metric_inputs(pq.read_table(file), labels)
+def read_predictions(task_type: TaskType, file: Path, labels: Sequence[str], without: str = "") -> Predictions:
+    """Reads a split's predictions as training.programs.predict writes them, without the columns whose names begin with
+    `without`."""
+    table = pq.read_table(file)
+    left_out = [name for name in table.column_names if without and name.startswith(without)]
+    return task_type.metric_inputs(table.drop_columns(left_out), labels)
 
 
 def compute_scores(

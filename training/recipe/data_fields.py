@@ -38,7 +38,7 @@ OF_MIXTURE = ("mix", "weight_by", "stopping_strategy", "mix_seed")
 """Fields of `data` that a set does not have."""
 OF_SET = ("name", "weight", "epochs")
 """Fields of a set that `data` does not have."""
-SHARED = ("label_names", "checks", "corrections", "negatives", "unlabelled")
+SHARED = ("label_names", "checks", "corrections", "corpus", "negatives", "unlabelled")
 """Fields that are the same for all sets, because they are about the rows of all sets together."""
 _FIELD = re.compile(r"(?<![\w./-])data\.([a-z_]+)")
 _SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.[a-z]{2,7})?(\.gz|\.zst)?$")
@@ -208,6 +208,10 @@ class Data(_Rows):
     """A CSV file or URL with people's decisions about labels of train, as `finetune labels` writes it: a row with a
     label in the column `decision` gets it, one with `drop` is left out, and one with `keep` or nothing stays. Rows are
     recognised by their inputs; validation and test stay as they are (null: none)."""
+    corpus: Annotated[Text | None, NotInKey("the digests of the files are in the key")] = None
+    """Further documents that an evaluation of task embedding searches, beside those of the split: a file, folder or
+    glob, read as the rows of data are, with the texts in the column of positives. They are relevant for no query,
+    except those that rows name (null: the documents of the split alone)."""
     negatives: Annotated[Negatives | None, NotInKey("they are added to stored rows")] = None
     """Hard negatives for training rows of embedding and reranking, found by the stage `mine_negatives`:
     docs/how-to/hard-negatives.md (null: only those that the rows have)."""

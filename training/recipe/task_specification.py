@@ -84,6 +84,11 @@ class TaskSpecification(RowSpecification):
         return {}
 
     @property
+    def corpus_column(self) -> str | None:
+        """The column whose texts data.corpus adds to the documents of an evaluation; None if there are none."""
+        return None
+
+    @property
     def negative_sources(self) -> Sequence[str]:
         """The values of data.negatives.source for its rows; empty if they take no mined negatives."""
         return ()

@@ -26,11 +26,12 @@ import pyarrow as pa
 from pydantic import NonNegativeFloat
 
 from training.data.duplicates import hash_ids
+from training.data.ipc_files import CORPUS
 from training.evaluation.constant_predictions import Baseline, Rival
-from training.evaluation.rankings import Rankings, rank, rank_by
+from training.evaluation.rankings import MAX_SCORES, TIE, Others, Rankings, rank, rank_by
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.task_type import Column, MinesNegatives
+from training.task_types.task_type import Column, CorpusSearch, MinesNegatives, SearchesCorpus
 from training.task_types.text_embedding import Embeddings, TextEmbedding
 
 if TYPE_CHECKING:
@@ -38,15 +39,22 @@ if TYPE_CHECKING:
 
 ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
 TEXT, LABEL = "text", "label"
+AHEAD, FURTHER = "corpus_ahead", "corpus_documents"
+"""The columns of predictions with, for each row, the documents of data.corpus that are ahead of its positive, and all
+that were searched."""
 MOST_RELEVANT = 5_000_000
 """Pairs of a query and a document with its label in an evaluation."""
+NEEDED = (
+    "The loss triplet needs one in each row, before data.negatives adds others: for rows without, set options.loss: "
+    "multiple_negatives_ranking, for which mined negatives are enough."
+)
 LossOfLabels: TypeAlias = Literal[
     "batch_all_triplet", "batch_hard_triplet", "batch_hard_soft_margin_triplet", "batch_semi_hard_triplet"
 ]
 PromptColumn: TypeAlias = Literal["anchor", "positive", "negative", "negatives", "text"]
 
 
-class Embedding(TextEmbedding, MinesNegatives):
+class Embedding(TextEmbedding, MinesNegatives, SearchesCorpus):
     """Embeddings of texts, from pairs of texts that belong together or from texts with labels."""
 
     class Options(TextEmbedding.Options):
@@ -110,7 +118,10 @@ class Embedding(TextEmbedding, MinesNegatives):
         if self.options.loss != "triplet":
             return [{name: self.columns[name] for name in (ANCHOR, POSITIVE, NEGATIVE, NEGATIVES)}]
         pair = {name: self.columns[name] for name in (ANCHOR, POSITIVE)}
-        return [pair | {NEGATIVE: Column("text", target=True)}, pair | {NEGATIVES: Column("texts", target=True)}]
+        return [
+            pair | {NEGATIVE: Column("text", target=True, advice=NEEDED)},
+            pair | {NEGATIVES: Column("texts", target=True, advice=NEEDED)},
+        ]
 
     @property
     def learns_labels(self) -> bool:
@@ -139,6 +150,10 @@ class Embedding(TextEmbedding, MinesNegatives):
     # Mined negatives
 
     @property
+    def corpus_column(self) -> str | None:
+        return None if self.learns_labels else POSITIVE
+
+    @property
     def negative_sources(self) -> Sequence[str]:
         return () if self.learns_labels else ("bm25", "base", "registry")
 
@@ -159,10 +174,15 @@ class Embedding(TextEmbedding, MinesNegatives):
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
         found = Embeddings.of(predictions)
-        vectors = found.vectors / np.maximum(np.linalg.norm(found.vectors, axis=1, keepdims=True), 1e-12)
-        search = RetrievalSet.of(found.ids, found.counts, _labels_of(predictions))
-        queries, documents = vectors[search.queries], vectors[search.documents]
-        return rank(queries, search.query_rows, documents, search.relevant, left_out=search.left_out)
+        vectors, search = found.normalized, RetrievalSet.of(found.ids, found.counts, _labels_of(predictions))
+        queries, documents, others = vectors[search.queries], vectors[search.documents], None
+        if AHEAD in predictions.column_names:
+            ahead, further = (predictions[name].to_numpy() for name in (AHEAD, FURTHER))
+            others = Others(ahead[search.relevant_rows], further[search.query_rows])
+        return rank(queries, search.query_rows, documents, search.relevant, left_out=search.left_out, others=others)
+
+    def corpus_search(self, predictions: pa.Table) -> CorpusSearch:
+        return PairsInCorpus(predictions)
 
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
         return rank(np.empty((0, 1)), np.empty(0, np.int64), np.empty((0, 1)), np.empty((0, 2)))
@@ -180,20 +200,26 @@ class Embedding(TextEmbedding, MinesNegatives):
         return texts, RetrievalSet.of(hash_ids(texts), counts, _labels_of(rows))
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
-        """BM25 on the same documents."""
+        """BM25 on the same documents, those of data.corpus too."""
         from training.evaluation.bm25 import Bm25
 
         def predict(rows: Rankings, split: str) -> Rankings:
             with pa.memory_map(str(data / f"{split}.arrow")) as file:
                 texts, search = self._search(pa.ipc.open_file(file).read_all())
-            words = Bm25([texts[place] for place in search.documents])
-            queries = [texts[place] for place in search.queries]
+            documents = dict.fromkeys(texts[place] for place in search.documents)
+            if (corpus := data / f"{CORPUS}.arrow").is_file():
+                with pa.memory_map(str(corpus)) as file:
+                    documents |= dict.fromkeys(pa.ipc.open_file(file).read_all()[POSITIVE].to_pylist())
+            words, queries = Bm25([*documents]), [texts[place] for place in search.queries]
+            places = {text: place for place, text in enumerate(documents)}
+            own = [(query, places[text]) for query, text in enumerate(queries) if text in places]
+            further = [pair for pair in own if pair[1] >= len(search.documents)]
             return rank_by(
                 lambda first, last: words.scores(queries[first:last]),
-                len(search.documents),
+                len(documents),
                 search.query_rows,
                 search.relevant,
-                left_out=search.left_out,
+                left_out=np.concatenate([search.left_out, np.array(further, np.int64).reshape(-1, 2)]),
             )
 
         return Baseline([Rival("BM25", predict)])
@@ -211,6 +237,39 @@ def _listed(name: str, value: str | list[str]) -> list[str]:
     return [str(value)]
 
 
+class PairsInCorpus(CorpusSearch):
+    """The documents of a corpus that are ahead of the positive of each row. One that equals a document of the rows, or
+    an anchor, is not counted for them."""
+
+    def __init__(self, predictions: pa.Table) -> None:
+        found = Embeddings.of(predictions)
+        self._predictions = predictions
+        self._anchors = found.normalized[found.starts]  # (N, D)
+        scores = (self._anchors * found.normalized[found.starts + 1]).sum(axis=1)
+        self._least = np.nan_to_num(scores, nan=-np.inf) - TIE  # (N,) cosines are 1 at most
+        self._anchor_ids = found.ids[found.starts]
+        self._known = np.delete(found.ids, found.starts)  # documents that are ranked already
+        self._ahead, self._documents = (np.zeros(len(self._least), np.int64) for _ in range(2))
+
+    def add(self, predictions: pa.Table) -> None:
+        block = Embeddings.of(predictions)
+        ids, first = np.unique(block.ids, return_index=True)
+        is_new = ~np.isin(ids, self._known)
+        ids, documents = ids[is_new], block.normalized[first[is_new]].T
+        self._known = np.union1d(self._known, ids)
+        size = max(1, MAX_SCORES // max(1, len(ids)))
+        for start in range(0, len(self._least), size):
+            rows = slice(start, start + size)
+            scores = np.nan_to_num(self._anchors[rows] @ documents, nan=-np.inf)
+            other = self._anchor_ids[rows, None] != ids
+            self._ahead[rows] += ((scores >= self._least[rows, None]) & other).sum(axis=1)
+            self._documents[rows] += other.sum(axis=1)
+
+    def result(self) -> pa.Table:
+        """With the columns AHEAD and FURTHER."""
+        return self._predictions.append_column(AHEAD, [self._ahead]).append_column(FURTHER, [self._documents])
+
+
 @dataclass(frozen=True)
 class RetrievalSet:
     """The distinct queries and documents among the texts of rows, as places among these, and which belong together."""
@@ -219,6 +278,7 @@ class RetrievalSet:
     query_rows: npt.NDArray[np.int64]  # (Q,) the first row of each
     documents: npt.NDArray[np.int64]  # (C,)
     relevant: npt.NDArray[np.int64]  # (R, 2) pairs of a query and a document, by their numbers
+    relevant_rows: npt.NDArray[np.int64]  # (R,) a row that says so; of texts with labels, that of the query
     left_out: npt.NDArray[np.int64]  # (E, 2) a query and a document with the same text that is not relevant
 
     @classmethod
@@ -240,11 +300,12 @@ class RetrievalSet:
         document_ids, first, document = _distinct(ids[places])
         number = np.empty(len(ids), np.int64)
         number[places] = document
-        pairs = np.unique(np.stack([query_of_row, number[starts + 1]], axis=1), axis=0)
+        judged = np.stack([query_of_row, number[starts + 1]], axis=1)
+        pairs, pair_rows = np.unique(judged, axis=0, return_index=True)
         _, query, same = np.intersect1d(ids[starts][query_rows], document_ids, return_indices=True)
         equal = np.stack([query, same], axis=1)
         is_relevant = np.isin(equal @ [len(document_ids), 1], pairs @ [len(document_ids), 1])
-        return cls(starts[query_rows], query_rows, places[first], pairs, equal[~is_relevant])
+        return cls(starts[query_rows], query_rows, places[first], pairs, pair_rows, equal[~is_relevant])
 
     @classmethod
     def _of_labels(cls, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> RetrievalSet:
@@ -263,7 +324,7 @@ class RetrievalSet:
             pairs = np.unique(pairs, axis=0)
         queries = np.arange(0, len(first), every)
         own = np.stack([np.arange(len(queries)), queries], axis=1)
-        return cls(first[queries], first[queries], first, pairs, own)
+        return cls(first[queries], first[queries], first, pairs, first[queries][pairs[:, 0]], own)
 
 
 def _distinct(

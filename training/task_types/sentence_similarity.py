@@ -23,7 +23,7 @@ from training.evaluation.predictions import Numbers
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.task_type import Column
-from training.task_types.text_embedding import Embeddings, TextEmbedding
+from training.task_types.text_embedding import Embeddings, TextEmbedding, normalize
 
 if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
@@ -83,8 +83,7 @@ class SentenceSimilarity(TextEmbedding):
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Numbers:
         found = Embeddings.of(predictions)
-        vectors = found.vectors.astype(np.float64)
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        vectors = normalize(found.vectors.astype(np.float64))
         similarities = (vectors[found.starts] * vectors[found.starts + 1]).sum(axis=1)
         return Numbers(predictions["label"].to_numpy(), similarities)
 

@@ -47,12 +47,14 @@ __all__ = [
     "BaseReference",
     "Calibrated",
     "Column",
+    "CorpusSearch",
     "FittedHead",
     "GeneratesAnswers",
     "LearnsFromTeacher",
     "LearnsTokens",
     "Loss",
     "MinesNegatives",
+    "SearchesCorpus",
     "TaskType",
     "WholeStep",
     "WritesTargets",
@@ -414,6 +416,26 @@ class MinesNegatives(TaskType):
     @abstractmethod
     def add_negatives(self, rows: pa.RecordBatch, negatives: Sequence[Sequence[str]]) -> pa.RecordBatch:
         """The rows with more documents that do not belong to their queries: those of each row."""
+
+
+class SearchesCorpus(TaskType):
+    """Rankings among the documents of data.corpus too, which are in the token file of that name."""
+
+    @abstractmethod
+    def corpus_search(self, predictions: pa.Table) -> CorpusSearch:
+        """The search of the documents for the rows with these predictions."""
+
+
+class CorpusSearch(ABC):
+    """The search of a corpus, block by block."""
+
+    @abstractmethod
+    def add(self, predictions: pa.Table) -> None:
+        """Searches a block of documents, by their predictions."""
+
+    @abstractmethod
+    def result(self) -> pa.Table:
+        """The predictions for the rows, with what metrics read of the corpus."""
 
 
 class GeneratesAnswers(TaskType):

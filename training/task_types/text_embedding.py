@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,6 +55,11 @@ class Embeddings:
     ids: npt.NDArray[np.int64]  # (M,)
     counts: npt.NDArray[np.int64]  # (N,) the texts of each row
 
+    @cached_property
+    def normalized(self) -> npt.NDArray[np.float32]:
+        """(M, D) of length 1."""
+        return normalize(self.vectors)
+
     @property
     def starts(self) -> npt.NDArray[np.int64]:
         """(N,) the first text of each row."""
@@ -66,6 +72,12 @@ class Embeddings:
         flat = vectors.flatten().to_numpy()
         counts = ids.value_lengths().to_numpy().astype(np.int64)
         return cls(flat.reshape(int(counts.sum()), -1), ids.flatten().to_numpy(), counts)
+
+
+def normalize(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(M, D) the vectors with length 1; one of zeros stays as it is."""
+    lengths: npt.NDArray[Any] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12))
 
 
 class TextEmbedding(WholeStep):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.arrow_columns import text_sizes
-from training.data.ipc_files import Spread, ipc_reader, ipc_writer
+from training.data.ipc_files import CORPUS, Spread, ipc_reader, ipc_writer
 from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
@@ -88,7 +88,7 @@ def write_tokens(
     level: Level,
     progress: Progress,
     vocab_size: int | None = None,
-    splits: Sequence[str] = SPLITS,
+    splits: Sequence[str] = (*SPLITS, CORPUS),
     refusal_advice: str = f"To leave such rows out, set data.checks.{REFUSED_BY_TEMPLATE}: warning.",
 ) -> TokenizeResult:
     """Writes the token features of the splits in the folder `data` (see training.data.load_rows) to `out`.

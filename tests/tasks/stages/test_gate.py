@@ -200,7 +200,8 @@ def test_a_better_model_is_kept_where_rows_are_too_few_and_the_reason_names_how_
 
 
 def test_a_first_model_that_may_be_no_better_than_the_baseline_is_kept_with_that_reason() -> None:
-    comparison = BETTER.model_copy(update={"champion": "the constant answer 'bad'", "baseline": True})
+    rival = {"champion": "the constant answer 'bad'", "baseline": True, "is_constant": True}
+    comparison = BETTER.model_copy(update=rival)
     assert judge({}, comparison).decision == "promote"
     chance = comparison.model_copy(update={"better": False, "p_value": 0.3})
     verdict = judge({}, chance)

@@ -18,6 +18,7 @@ from tests.arrow import write_arrow
 from tests.raised import raised_problems
 from tests.training import programs_here, tiny
 from tests.training.programs_here import COMPARE, folders
+from training.evaluation.constant_predictions import Constant, Rival
 from training.evaluation.metrics.resampling import cost
 from training.evaluation.predictions import Numbers, OneLabel
 from training.jobs.protocol import read_events
@@ -132,8 +133,11 @@ def test_a_constant_model_that_beats_the_baseline_by_chance_is_no_evidence() -> 
     new, old = (OneLabel(truth, np.full(ROWS, label), np.full((ROWS, 2), 0.5), LABELS) for label in (1, 0))
     settings = CompareSettings(task="sequence-classification", **COMPARE)
     assert compare.compare_models(new, old, settings).better
-    found = compare.compare_models(new, old, settings, "'neg'")
+    found = compare.compare_models(new, old, settings, Constant("'neg'", lambda rows, split: old))
     assert (found.better, found.p_value, found.at_least) == (False, 1.0, 0.0)
+    assert found.is_constant and found.champion == "the constant answer 'neg'"
+    method = compare.compare_models(new, old, settings, Rival("BM25", lambda rows, split: old))
+    assert method.baseline and not method.is_constant and method.champion == "BM25"
 
 
 def test_slow_figures_cost_more_permutations() -> None:

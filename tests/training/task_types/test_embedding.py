@@ -16,14 +16,16 @@ from tests.training import tiny
 from tests.training.forks import curve, finish
 from training import task_types
 from training.batching.batches import PadTexts, TokenRows
+from training.data.duplicates import hash_ids
 from training.evaluation import metrics
+from training.evaluation.rankings import rank
 from training.models.loading import load_tokenizer
 from training.models.repository_files import text_prompts
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
 from training.task_types import embedding
 from training.task_types.embedding import LossOfLabels, RetrievalSet
-from training.task_types.text_embedding import hash_ids
+from training.task_types.text_embedding import normalize
 from training.tokenization.encoder import load_encoder
 
 ROWS = pa.record_batch(
@@ -121,6 +123,39 @@ def test_bm25_ranks_the_same_queries_and_documents(tmp_path: Path) -> None:
     found = rival.predict(task.empty_predictions([]), "validation")
     assert rival.name == "BM25" and found.query_rows.tolist() == [0, 1] and found.documents.tolist() == [3, 3]
     assert found.ranks.tolist()[0] == 1
+    with pa.OSFile(str(tmp_path / "corpus.arrow"), "wb") as file:
+        more = pa.table({"positive": ["red red cat", "dog", "tall dog"]})
+        with pa.ipc.new_file(file, more.schema) as writer:
+            writer.write_table(more)
+    found = rival.predict(task.empty_predictions([]), "validation")
+    assert found.documents.tolist() == [5, 4]  # without the anchor itself, and what the rows have already
+    assert found.ranks.tolist() == [2, 2]  # behind `red red cat`; `tall` has the score of `dog`
+
+
+def test_documents_of_a_corpus_are_searched_block_by_block_as_if_rows_had_them(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    texts = ["a", "b", *(f"d{number}" for number in range(30))]
+    vectors = {text: draw.normal(size=4).tolist() for text in texts}
+    vectors["d9"] = vectors["d1"]  # a tie with a positive, which counts against it
+    vectors["d8"] = [float("nan")] * 4
+    rows = [["a", "d0"], ["b", "d1"], ["a", "d2", "d3"]]
+    corpus = [*texts[2:], "d5", "a"]  # repeated, in the rows already, and an anchor
+    task = task_types.load("embedding", {})
+    search = task.corpus_search(predictions(rows, vectors))  # type: ignore[attr-defined]
+    for start in range(0, len(corpus), 7):
+        search.add(predictions([[text] for text in corpus[start : start + 7]], vectors))
+    found = task.metric_inputs(search.result(), [])
+    whole = [*rows, *([text, text] for text in corpus)]  # the search of all documents as documents of rows
+    ids = hash_ids([text for row in whole for text in row])
+    asked = RetrievalSet.of(ids, np.array([*map(len, whole)]))
+    unit = normalize(np.array([vectors[text] for row in whole for text in row], np.float32))
+    is_asked = asked.relevant[:, 0] < 2
+    queries, documents, pairs = unit[asked.queries[:2]], unit[asked.documents], asked.relevant[is_asked]
+    skipped = np.array([[0, place] for place in range(len(documents)) if ids[asked.documents[place]] == ids[0]])
+    pairs = pairs[[pair.tolist() != skipped[0].tolist() for pair in pairs]]
+    expected = rank(queries, np.array([0, 1]), documents, pairs, left_out=skipped)
+    assert found.ranks.tolist() == expected.ranks.tolist() and found.documents.tolist() == expected.documents.tolist()
+    assert found.documents.tolist() == [30, 31] and found.query_rows.tolist() == [0, 1]
 
 
 def test_of_texts_with_labels_the_other_texts_with_its_label_are_relevant(monkeypatch: pytest.MonkeyPatch) -> None:

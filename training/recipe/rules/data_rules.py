@@ -99,8 +99,15 @@ def _corrections(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         )
 
 
+def _corpus(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if (file := written["data.corpus"]) is not None and task_type_of(written).corpus_column is None:
+        message = f"{file!r} has documents for task embedding with anchors and positives, and task {written['task']} "
+        yield "data.corpus", f"{message}with these options searches none: set it to null."
+
+
 def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    places = [(where, written[where]) for where in ("data.path", "data.corrections") if written[where] is not None]
+    fields = ("data.path", "data.corrections", "data.corpus")
+    places = [(where, written[where]) for where in fields if written[where] is not None]
     for name, paths in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (paths if isinstance(paths, list) else [paths])]
     for where, value in places:
@@ -299,6 +306,7 @@ DATA_RULES: tuple[Rule, ...] = (
     _cast,
     _label_names,
     _corrections,
+    _corpus,
     _label_separator,
     labels_are_named,
     _splits,
