@@ -213,7 +213,7 @@ def pipeline(
         compared = build(compare_exports, recipe, lock, data, tokens, trained, predictions, exports)
     with build.transaction():
         models = (data, model, tokens, trained, predictions, scores, scores_of_folds, calibration)
-        artifacts = (*models, opponent, comparison, exports, compared, beside_teacher)
+        artifacts = (*models, scored.mined, opponent, comparison, exports, compared, beside_teacher)
         version = build(register, recipe, lock, verdict, *artifacts)
         if recipe.release.hub is not None:
             compared_with = (exports, compared, beside_teacher)

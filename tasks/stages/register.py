@@ -279,7 +279,8 @@ def _log_model(
 ) -> str:
     """Registers the model by a child program, which also loads it again and compares its predictions on some rows of
     the judged split with those of `predict`. Returns the number of the new version."""
-    split = recipe.judged_split
+    split, negatives = recipe.judged_split, recipe.data.negatives
+    rows = refs["mine_negatives" if negatives is not None and split in negatives.splits else "load_data"]
     logged = run_child(
         work,
         "tasks.registry.log_model",
@@ -301,7 +302,7 @@ def _log_model(
         ),
         inputs={
             "model": refs["fit"].path / "model",
-            "rows": refs["load_data"].path / f"{split}.arrow",
+            "rows": rows.path / f"{split}.arrow",
             "predictions": refs["predict"].path / f"{split}.parquet",
         },
         env=build_environment(),

@@ -161,10 +161,9 @@ def test_the_queries_of_an_evaluated_split_get_the_nearest_documents_of_the_spli
     data = Artifact(stage="load_data", key="r", digest="rows", parts={"train.arrow": "t", "validation.arrow": "v"})
     data.path.mkdir(parents=True)
     for split, animals in (("train", WORDS["animal"]), ("validation", WORDS["tool"])):
-        rows = [{"query": f"some {name}", "document": f"a {name}", "label": 1.0} for name in animals]
+        rows = [{"query": f"some {name}", "documents": [f"a {name}"], "labels": "[1.0]"} for name in animals]
         write_arrow(data.path / f"{split}.arrow", pa.Table.from_pylist(rows))
     values = recipe_of("reranking", Path("rows")) | {"options": {}}
-    values["data"] |= {"columns": {"query": "query", "document": "document"}, "label": "label"}
     values["data"]["negatives"] = {"source": "bm25", "num_candidates": 3}
     work = Work("near", home / "artifacts/mine_negatives/near", "run", (), "mine_negatives")
     work.out.mkdir(parents=True)

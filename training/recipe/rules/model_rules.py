@@ -102,11 +102,16 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield where, f"is missing: `source: registry` needs {_PATHS['registry']}."
     else:
         yield from _version_name(written, where)
-    if written["data.negatives.num_candidates"] is not None and not task_type_of(written).takes_candidates:
-        message = (
-            f"is for rows with candidates, as task reranking has them, and not for {written['task']}: set it to null."
-        )
-        yield "data.negatives.num_candidates", message
+    if written["data.negatives.num_candidates"] is not None:
+        where = "data.negatives.num_candidates"
+        if not task_type_of(written).takes_candidates:
+            message = f"is for rows with candidates, as task reranking has them, and not for {written['task']}: "
+            yield where, f"{message}set it to null."
+        elif written["data.label"] is not None:
+            message = (
+                "needs rows with lists, so that a row can have candidates: name the columns documents and labels in"
+            )
+            yield where, f"{message} data.columns in place of document and data.label; a list may have one document."
     if "train" in written["evaluation.splits"]:
         message = (
             "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, "
