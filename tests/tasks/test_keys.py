@@ -126,6 +126,7 @@ MINED = {
     "data": {**PAIRED["data"], "negatives": {"source": "base", "range_max": 50}},
     "model": {"source": "folder", "path": "me/small"},
 }
+SEARCHED: dict[str, Any] = {**RERANKING, "data": {**RERANKING["data"], "negatives": {"source": "bm25"}}}
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
@@ -186,6 +187,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.negatives.source": Change("bm25", "mine_negatives", MINED),
     "data.negatives.path": Change("found/2", "mine_negatives", FOUND),
     "data.negatives.num_negatives": Change(5, "mine_negatives", MINED),
+    "data.negatives.num_candidates": Change(9, "mine_negatives tokenize predict_champion", SEARCHED),
     "data.negatives.range_min": Change(2, "mine_negatives", MINED),
     "data.negatives.range_max": Change(30, "mine_negatives", MINED),
     "data.negatives.max_score": Change(0.9, "mine_negatives", MINED),
