@@ -57,8 +57,8 @@ from training.recipe import Recipe, Sweep, parse, parse_sweep
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LOOK_S = 1.0
 """Between two looks at trials that run at once."""
-RESOLVED = ("model", "compute", "training.teacher")
-"""Parts of the recipe that `resolve` reads: a trial that changes them resolves them again."""
+RESOLVED = ("model", "compute", *(f"training.teacher.{name}" for name in ("source", "path", "revision")))
+"""Parts of the recipe that `resolve` reads: a trial that changes one of them resolves them again."""
 LEAST_SEEDS = 3
 """Seeds that have completed with all variants, for an interval."""
 MOST_COMPARED = 5
@@ -432,7 +432,9 @@ class Search:
     @property
     def _lock(self) -> Lock | None:
         """What all trials have resolved; None if their settings change it."""
-        changes = any(f"{name}.".startswith(f"{part}.") for name in self.sweep.fields for part in RESOLVED)
+        fields = [f"{name}." for name in self.sweep.fields]
+        parts = [f"{part}." for part in RESOLVED]
+        changes = any(name.startswith(part) or part.startswith(name) for name in fields for part in parts)
         return None if changes else self.ready.lock
 
     @property

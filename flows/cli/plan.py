@@ -120,8 +120,8 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
 def _teacher(planner: Planner) -> Iterator[str]:
     """Yields the cost of a teacher's outputs that are not stored."""
     if any(row.name == "teacher_outputs" and row.state in PENDING for row in planner.rows):
-        recipe, lock, data, unlabelled, *_ = planner.arguments["teacher_outputs"]
-        yield teacher_line(name_of_teacher(recipe, lock), recipe, lock, data, unlabelled)
+        recipe, lock, data, *more = planner.arguments["teacher_outputs"]
+        yield teacher_line(name_of_teacher(recipe, lock), recipe, lock, data, more[0] if more else None)
 
 
 def _estimate(planner: Planner, training: PlannedStage) -> list[str]:

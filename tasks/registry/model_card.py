@@ -152,7 +152,7 @@ def _describe_exports(exports: Mapping[str, ComparedExport]) -> str:
     table = format_markdown(
         [{name: cell for name, cell in row.items() if name != "released"} for row in tabulate_exports(exports)]
     )
-    return f"Files: {files}. Speeds are those of one CPU, on the same rows.\n\n{table}"
+    return f"Files: {files}. Speeds are those of the CPU, on the same rows.\n\n{table}"
 
 
 def _describe_rows(recipe: Recipe, lock: Lock, data: Artifact[LoadDataResult]) -> str:

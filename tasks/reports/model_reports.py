@@ -308,7 +308,7 @@ def describe_teacher(found: ComparedTeacher) -> str:
     bound = f"at {100 * one.confidence:g}% confidence, it is worse by at most {format_value(max(0.0, -one.at_least))}"
     return (
         f"By {one.metric}, the model is {word} by {format_value(abs(one.gain))} than its teacher on the same "
-        f"{one.rows:,} {one.unit} of {one.split}; {bound}. Speeds are those of one CPU, on the same rows."
+        f"{one.rows:,} {one.unit} of {one.split}; {bound}. Speeds are those of the CPU, on the same rows."
     )
 
 

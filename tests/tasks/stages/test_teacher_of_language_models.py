@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from flows.cli.main import main
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
@@ -220,3 +221,24 @@ def test_a_teacher_that_may_write_nothing_is_refused() -> None:
     values = recipe_of("sft", Path("rows"), teacher=teacher) | {"options": {"max_new_tokens": 0}}
     (problem,) = raised_problems(parse, values)
     assert problem.where == "options.max_new_tokens" and "lets the teacher write nothing" in problem.message
+
+
+@pytest.mark.parametrize(("task", "loss"), [("sft", "sequence"), ("causal-lm", "forward_kl")])
+def test_a_plan_tells_the_cost_of_a_teacher_before_its_outputs_exist(
+    task: str,
+    loss: str,
+    worlds: dict[str, Path],
+    home: Path,
+    tmp_path: Path,
+    model_unchecked: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    teacher = {"source": "folder", "path": str(worlds[task] / "teacher"), "loss": loss}
+    entry = {
+        "name": "taught",
+        "entrypoint": "flows.finetune:finetune",
+        "parameters": {"recipe": recipe_of(task, worlds[task] / "rows", teacher=teacher)},
+    }
+    (tmp_path / "taught.yaml").write_text(json.dumps({"deployments": [entry]}))
+    assert main(["plan", str(tmp_path / "taught.yaml")]) == 0
+    assert f"teacher_outputs: by {worlds[task] / 'teacher'}, its weights take " in capsys.readouterr().out
