@@ -39,6 +39,7 @@ from tests.benchmarks import (
     step,
     sweep,
     task_types,
+    teacher,
     tokenization,
 )
 from tests.benchmarks.subject import Subject
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "embeddings": embeddings.measure,
     "serve": serve.measure,
     "sweep": sweep.measure,
+    "teacher": teacher.measure,
     "task-types": task_types.measure,
     "few-labels": few_labels.measure,
 }

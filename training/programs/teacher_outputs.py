@@ -98,20 +98,22 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     rows = {split: _read(file, inputs) for split, file in files.items()}
     total = sum(map(len, rows.values()))
     batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
-    computed, began = 0, time.monotonic()
+    computed, spent_s = 0, 0.0
 
     def compute_block(split: str, first: int, block: pa.Table) -> pa.Table | None:
-        nonlocal computed
+        nonlocal computed, spent_s
+        network, began = load_network(), time.monotonic()
         (batch,) = block.combine_chunks().to_batches()
         features = task_type.features(encoder, batch).rows
         report = progress_of_rows(events, split, first + (len(rows["train"]) if split != "train" else 0), total)
-        network, tokens = load_network(), TokenRows(pa.Table.from_batches([features]))
+        tokens = TokenRows(pa.Table.from_batches([features]))
 
         def read(model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
             return pa.RecordBatch.from_pydict({TEACHER: task_type.outputs_of_teacher(outputs, batch)})
 
         found = compute(task_type, network, tokens, collate, batch_size, precision, read, report)
         computed += len(block)
+        spent_s += time.monotonic() - began
         if rank():
             return None
         return pa.table({TEACHER: task_type.join_outputs(found[TEACHER].combine_chunks(), features)})
@@ -124,7 +126,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
             for part in in_blocks([pa.record_batch([outputs], schema=schema)], schema):
                 writer.write(part)
     ranks.leave_group()
-    rate = computed / (time.monotonic() - began)
+    rate = computed / max(spent_s, 1e-9)
     return TeacherResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
 
 
