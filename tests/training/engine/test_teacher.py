@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tests.arrow import read_arrow, write_arrow
 from tests.task_types import make_world as world_of_task
@@ -19,6 +21,8 @@ from tests.training import tiny
 from tests.training.forks import assert_resumes, assert_same_losses, curve, finish, weights
 from training.data import folds
 from training.jobs.protocol import Job
+from training.models.loading import load_trained
+from training.task_types import load
 
 TEACHER = {"teacher": {"source": "folder", "path": "big", "temperature": 2.0, "weight": 0.7}}
 STEPS = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "logging_steps": 1}
@@ -50,10 +54,14 @@ def quiet(world: Path) -> str:
     """A base model without dropout, which each rank would draw for itself."""
     base = world / "base-without-dropout"
     shutil.copytree(world / "base", base, dirs_exist_ok=True)
-    config = json.loads((base / "model/config.json").read_text())
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (base / "model/config.json").write_text(json.dumps(config | still))
+    without_dropout(base / "model/config.json")
     return base.name
+
+
+def without_dropout(file: Path) -> None:
+    """Turns dropout off in the config of a model."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    file.write_text(json.dumps(json.loads(file.read_text()) | still))
 
 
 def losses(job_dir: Path) -> list[float]:
@@ -178,11 +186,39 @@ def test_every_task_type_with_a_teacher_learns_from_rows_without_labels(task: st
     rows = read_arrow(world / "data/train.arrow")
     words = [len(text) for text in rows["text"].to_pylist()] if task == "token-classification" else [1] * len(rows)
     given = write_outputs(tmp_path / "outputs", [count * max(1, len(labels)) for count in words])
-    values = recipe_of(task, world / "rows", num_train_epochs=1, logging_steps=1, **TEACHER)
+    without_dropout(world / "base/output/model/config.json")
+    steps = {"num_train_epochs": 1, "logging_steps": 1, "per_device_train_batch_size": 1, "learning_rate": 1e-12}
+    values = recipe_of(task, world / "rows", **steps, **TEACHER)
     values |= {"compute": {"num_processes": 1, "mixed_precision": "no"}}
     job_dir = with_teacher(write_fit_job(values, world, tmp_path / "job"), given)
     with_unlabelled(job_dir, world, 20, tmp_path / "more")
     write_outputs(tmp_path / "some", [count * max(1, len(labels)) for count in words[:20]])
     shutil.copy(tmp_path / "some/train.arrow", tmp_path / "more/teacher/unlabelled.arrow")
     assert finish(job_dir).state == "finished"
-    assert len(losses(job_dir)) == 9, "170 rows in steps of 20"
+    expected = losses_by_hand(task, job_dir, world, [given / "train.arrow", tmp_path / "some/train.arrow"])
+    assert len(expected) == 170 and sorted(losses(job_dir)) == pytest.approx(sorted(expected), abs=1e-4)
+
+
+def losses_by_hand(task: str, job_dir: Path, world: Path, outputs: list[Path]) -> list[float]:
+    """The loss of each row with its label, and of the first rows without, by the exported model. All rows have the
+    teacher's outputs."""
+    network = load_trained(load(task), job_dir / "output/model")
+    tokens, found = read_arrow(world / "tokens/train.arrow").to_pylist(), []
+    for is_labelled, file in zip((True, False), outputs, strict=True):
+        for row, given in zip(tokens, read_arrow(file)["teacher"].to_pylist(), strict=False):
+            with torch.no_grad():
+                logits = network(input_ids=torch.tensor([row["input_ids"]])).logits[0].double()
+            teacher = torch.tensor(given, dtype=torch.float64)
+            if task == "token-classification":
+                logits, teacher = logits[row["first"]], teacher.view(len(row["first"]), -1)
+                ordinary = -logits.log_softmax(1)[range(len(logits)), row["label"]].mean()
+                soft = -((teacher / 2).softmax(1) * (logits / 2).log_softmax(1)).sum(1).mean() * 4
+            elif task == "regression":
+                ordinary, soft = ((logits - value).square().mean() for value in (row["label"], teacher))
+            else:
+                truth = torch.zeros_like(logits)
+                truth[row["label"]] = 1.0
+                ordinary = binary_cross_entropy_with_logits(logits, truth)
+                soft = binary_cross_entropy_with_logits(logits / 2, (teacher / 2).sigmoid()) * 4
+            found.append(float(is_labelled * 0.3 * ordinary + 0.7 * soft))
+    return found

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from training.batching.batches import IGNORED
+from training.batching.random_states import SeededBatch
 from training.recipe import Training
 from training.task_types import load
 from training.task_types.losses import TEACHER
@@ -68,11 +69,12 @@ def classes_by_hand(logits: list[list[float]]) -> float:
     return total / len(logits)
 
 
-def labels_by_hand(logits: list[list[float]]) -> float:
-    def binary(p: float, logit: float) -> float:
-        q = 1 / (1 + math.exp(-logit))
-        return -p * math.log(q) - (1 - p) * math.log(1 - q)
+def binary(p: float, logit: float) -> float:
+    q = 1 / (1 + math.exp(-logit))
+    return -p * math.log(q) - (1 - p) * math.log(1 - q)
 
+
+def labels_by_hand(logits: list[list[float]]) -> float:
     truths = [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1]]
     total = 0.0
     for row, outputs, truth in zip(logits, OUTPUTS.double().tolist(), truths, strict=True):
@@ -151,6 +153,29 @@ def test_the_labels_part_keeps_its_weights() -> None:
     assert float(half(LOGITS, labels)) == pytest.approx(float(loss.ordinary(LOGITS, CLASSES)), abs=1e-6)
 
 
-def test_batches_of_rows_without_outputs_stay_as_they_are() -> None:
+def test_evaluated_batches_stay_as_they_are_and_training_batches_need_the_teachers_outputs() -> None:
     batch = {"labels": CLASSES}
     assert AddTeacher(lambda rows: batch)([{"label": 0}])["labels"] is CLASSES
+    with pytest.raises(RuntimeError, match="no outputs of the teacher, but label"):
+        AddTeacher(lambda rows: batch)(SeededBatch([{"label": 0}], [1]))
+    with pytest.raises(ValueError, match="no place for a teacher's 3 outputs"):
+        made("sequence-classification")(LOGITS, OUTPUTS.double())
+
+
+@pytest.mark.parametrize("labelled", [[False, False], [True, True], [True, False]])
+def test_batches_in_which_no_row_has_one_of_several_labels(labelled: list[bool]) -> None:
+    """Rows without a label have the teacher's part alone; an empty list adds the ordinary loss of no label."""
+    rows = [{TEACHER: OUTPUTS[row].numpy(), "labelled": int(has)} for row, has in enumerate(labelled)]
+    packed = add_outputs(torch.empty((2, 0), dtype=torch.int64), rows)
+    total = 0.0
+    for logits, outputs, has in zip(LOGITS.double().tolist(), OUTPUTS.double().tolist(), labelled, strict=False):
+        for logit, output in zip(logits, outputs, strict=True):
+            soft = binary(1 / (1 + math.exp(-output / T)), logit / T)
+            total += (has * (1 - W) * binary(0.0, logit) + W * T**2 * soft) / 3
+    assert float(made("multi-label-classification")(LOGITS[:2], packed)) == pytest.approx(total / 2, abs=1e-5)
+
+
+def test_a_batch_without_a_word_with_a_token_has_no_loss() -> None:
+    packed = add_outputs(torch.full((1, 4), IGNORED), [{"first": np.array([-1]), TEACHER: np.zeros(3, np.float32)}])
+    loss, gradient = with_gradient(made("sequence-classification"), LOGITS[None, :4], packed)
+    assert loss == 0 and not gradient.any() and load("token-classification").target_count({"labels": packed}) == 0

@@ -3,8 +3,8 @@ in which a batch has them.
 
 The labels of a batch with a teacher, float64, are the task type's labels, followed by the teacher's outputs in the last
 dimension: (B, K + C), of words (B, T, 1 + C). A row or word without a label has nan in place of the labels, one without
-the teacher's outputs nan in place of them. Batches of evaluations have the task type's labels alone: their loss is the
-ordinary one.
+the teacher's outputs nan in place of them. Batches of evaluations have the task type's labels alone, of another type
+than float64: their loss is the ordinary one.
 
 B rows of a batch, T tokens, C outputs of the model, K labels of a row (1, or for several labels the most of a row), W
 targets: rows, or words with a token.
@@ -24,6 +24,7 @@ import torch
 from torch.nn import functional
 
 from training.batching.batches import IGNORED, TokenRows
+from training.batching.random_states import SeededBatch
 from training.data.arrow_columns import flat_values, lists_like
 from training.task_types.losses import TEACHER
 from training.task_types.losses.token_distillation import IDS, add_tokens
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
     from training.task_types.task_type import Loss
 
 LABELLED = "labelled"
+WITH_TEACHER = torch.float64
+"""The type of labels with a teacher's outputs, and of no others."""
 Outputs = Literal["classes", "labels", "numbers"]
 """classes: logits of classes that exclude each other. labels: logits of labels, each with its own probability. numbers:
 predictions."""
 
 
 class AddTeacher:
-    """The batches of a collator, whose labels get the teacher's outputs of their rows. Rows without outputs stay as
-    they are."""
+    """The batches of a collator, whose labels get the teacher's outputs of their rows. Rows of evaluations have none,
+    and their batches stay as they are. Raises RuntimeError if rows of a training batch have none."""
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]) -> None:
         self._collate = collate
@@ -50,24 +53,31 @@ class AddTeacher:
             batch["labels"] = add_outputs(batch["labels"], rows)
         elif IDS in rows[0]:
             batch["labels"] = add_tokens(batch["labels"], rows)
+        elif isinstance(rows, SeededBatch):
+            raise RuntimeError(f"the rows of a training batch have no outputs of the teacher, but {', '.join(rows[0])}")
         return batch
 
 
 def add_outputs(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """The labels (B,), (B, K) or of words (B, T), with the outputs of the teacher, float64."""
+    """The labels (B,), (B, K) or of words (B, T), with the outputs of the teacher. A batch without any word that has a
+    token has no outputs: (B, T, 1)."""
     if "first" not in rows[0]:
-        outputs = torch.from_numpy(np.stack([row[TEACHER] for row in rows])).double()
-        own = labels.double().view(len(rows), -1)
+        outputs = torch.from_numpy(np.stack([row[TEACHER] for row in rows])).to(WITH_TEACHER)
+        own = labels.to(WITH_TEACHER).view(len(rows), -1)
+        if not own.shape[1]:  # no row has one of several labels
+            own = torch.full((len(rows), 1), -1, dtype=WITH_TEACHER)
         own[_unlabelled(rows)] = math.nan
         return torch.cat([own, outputs], dim=1)
     of_words = [row[TEACHER].reshape(len(row["first"]), -1)[row["first"] >= 0] for row in rows if len(row["first"])]
     words = [outputs for outputs in of_words if len(outputs)]
     if not words:
-        return labels
-    packed = torch.zeros((*labels.shape, 1 + words[0].shape[1]), dtype=torch.float64)
+        return labels[..., None].to(WITH_TEACHER)
+    packed = torch.zeros((*labels.shape, 1 + words[0].shape[1]), dtype=WITH_TEACHER)
     packed[..., 0] = labels
     packed[..., 0][_unlabelled(rows)[:, None] & (labels != IGNORED)] = math.nan
-    packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).double()  # in the order of the words
+    packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).to(
+        WITH_TEACHER
+    )  # in the order of the words
     return packed
 
 
@@ -120,7 +130,7 @@ class DistillationLoss:
     The teacher's part of a row is the cross entropy of the teacher's and the model's probabilities at the temperature:
     of classes one number, of labels the mean of their binary cross entropies. Of numbers it is the squared difference,
     without temperature. A row without a label has the teacher's part alone, one without the teacher's outputs the
-    ordinary loss alone. Labels without the teacher's outputs have the ordinary loss.
+    ordinary loss alone. Labels of another type than WITH_TEACHER, which evaluations have, have the ordinary loss.
     """
 
     ordinary: Loss
@@ -131,11 +141,15 @@ class DistillationLoss:
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         size = logits.shape[-1]
-        if labels.dtype != torch.float64 or labels.shape[-1] <= size or labels.dim() != logits.dim():
+        if labels.dtype != WITH_TEACHER:
             return self.ordinary(logits, labels)
         if labels.dim() == 3:
             is_target = labels[..., 0] != IGNORED
             logits, labels = logits[is_target], labels[is_target]
+            if not len(logits):
+                return logits.sum()
+        if labels.dim() != 2 or labels.shape[1] <= size:
+            raise ValueError(f"labels {tuple(labels.shape)} have no place for a teacher's {size} outputs of a row")
         logits, own, outputs = logits.float(), labels[:, :-size], labels[:, -size:].float()
         has_label, has_teacher = ~own[:, 0].isnan(), ~outputs[:, 0].isnan()
         total = logits.sum() * 0.0
