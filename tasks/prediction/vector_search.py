@@ -46,7 +46,7 @@ def embed_query(model: ModelSpec, text: str) -> list[float]:
     if not issubclass(task_type, TextEmbedding):
         message = f"{model.name} is a model for {model.task['task']}: name one that gives embeddings."
         raise UserError.of("option", "NAME", message)
-    model = with_prompt(model, next(iter(task_type.own_prompts)))
+    model = with_prompt(model, next(iter(task_type(model.task["options"]).prompt_columns())))
     (record,) = predict_records(model, split_into_rows(model, [text]))
     return list(record["embedding"])
 

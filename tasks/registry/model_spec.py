@@ -168,9 +168,9 @@ def with_prompt(model: ModelSpec, column: str | None) -> ModelSpec:
     if not issubclass(task_type, TextEmbedding):
         message = f"{model.name} is a model for {model.task['task']}, and prompts are for embeddings: leave it out."
         raise UserError.of("option", "prompt", message)
-    if column not in task_type.own_prompts:
-        message = f"{column!r} is no column of {model.task['task']}: choose from {', '.join(task_type.own_prompts)}."
-        raise UserError.of("option", "prompt", message + nearest(column, task_type.own_prompts))
+    if column not in (known := task_type(model.task["options"]).prompt_columns()):
+        message = f"{column!r} is no column of {model.task['task']}: choose from {', '.join(known)}."
+        raise UserError.of("option", "prompt", message + nearest(column, known))
     return replace(model, task={**model.task, "options": {**model.task["options"], "predicted_prompt": column}})
 
 

@@ -91,12 +91,14 @@ def build_app(
     app = create_app(model, "Served by finetune.", holds_conversations=holds_conversations)
 
     async def ask(
-        make_rows: Callable[[ModelSpec], Rows], request: Request, prompt: str | None = None
+        make_rows: Callable[[ModelSpec], Rows],
+        request: Request,
+        find_prompt: Callable[[ModelSpec], str | None] = lambda model: None,
     ) -> tuple[Predicted, ModelSpec]:
         """The predictions of rows by the version that answers, and this version."""
         async with served.use() as process:
             rows = make_rows(process.model)
-            said = await until_gone(request, process.predict(rows, prompt))
+            said = await until_gone(request, process.predict(rows, find_prompt(process.model)))
             model = process.model
         if not isinstance(said, Predicted):
             raise said_error(said)

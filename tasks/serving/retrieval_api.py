@@ -18,7 +18,7 @@ from tasks.registry.model_spec import ModelSpec
 from tasks.serving.response_bodies import REFUSED, EmbeddingsBody, RerankBody
 from tasks.serving.responses import refuse, require_served
 from training.programs.serve import Predicted
-from training.task_types import class_of
+from training.task_types import class_of, from_settings
 from training.task_types.reranking import Reranking
 from training.task_types.text_embedding import TextEmbedding, normalize
 
@@ -28,11 +28,14 @@ Rows = list[dict[str, Any]]
 
 
 class Ask(Protocol):
-    """Predicts rows, which are made for the version that answers, with the prompt of a column of its training data;
-    returns the predictions and the version."""
+    """Predicts rows with the prompt of a column of the training data, both made for the version that answers; returns
+    the predictions and the version."""
 
     def __call__(
-        self, make_rows: Callable[[ModelSpec], Rows], request: Request, prompt: str | None = None
+        self,
+        make_rows: Callable[[ModelSpec], Rows],
+        request: Request,
+        find_prompt: Callable[[ModelSpec], str | None] = ...,
     ) -> Awaitable[tuple[Predicted, ModelSpec]]: ...
 
 
@@ -76,20 +79,18 @@ def build_retrieval_routes(task: str, name: str, ask: Ask) -> APIRouter:
 
     async def embeddings(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         """The embedding of a text, or of each of several texts."""
-        assert issubclass(task_type, TextEmbedding)
         texts = [body.input] if isinstance(body.input, str) else body.input
         if not 0 < len(texts) <= MOST_TEXTS:
             raise refuse("input", f"{len(texts):,} texts are given: give 1 to {MOST_TEXTS:,}.")
         if not all(isinstance(text, str) for text in texts):
             raise refuse("input", "tokens are given: give texts.")
-        prompt = None if body.input_type is None else _find_prompt(task_type, body.input_type)
 
         def rows(model: ModelSpec) -> Rows:
             require_served(body.model, name, model.version)
             column = next(iter(model.columns.values()))
             return [{column: text} for text in texts]
 
-        predicted, model = await ask(rows, request, prompt)
+        predicted, model = await ask(rows, request, lambda model: _find_prompt(model, body.input_type))
         _require_usable(predicted, "input")
         vectors = np.array([record["embedding"] for record in predicted.records if record], np.float32)
         if body.dimensions is not None:
@@ -145,12 +146,17 @@ def _require_usable(predicted: Predicted, field: str, *, of_one: bool = False) -
             raise refuse(field if of_one else f"{field}[{place}]", f"{error}.")
 
 
-def _find_prompt(task_type: type[TextEmbedding], kind: str) -> str:
-    """The first column whose prompt has this name, or the column of this name."""
-    for column, names in task_type.own_prompts.items():
+def _find_prompt(model: ModelSpec, kind: str | None) -> str | None:
+    """The first column whose prompt has this name, or the column of this name; None for None."""
+    if kind is None:
+        return None
+    task_type = from_settings(model.task)
+    assert isinstance(task_type, TextEmbedding)
+    columns = task_type.prompt_columns()
+    for column, names in columns.items():
         if kind in (column, *names):
             return column
-    known = [*dict.fromkeys(names[0] for names in task_type.own_prompts.values())]
+    known = [*dict.fromkeys(names[0] for names in columns.values())]
     message = f"{kind!r} is no kind of text of this model: give {' or '.join(known)}, or leave it out."
     raise refuse("input_type", message)
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from training.data.duplicates import hash_ids
 from training.data.ipc_files import CORPUS
@@ -80,6 +81,17 @@ class Embedding(TextEmbedding, MinesNegatives, SearchesCorpus):
         one."""
         predicted_prompt: PromptColumn | None = None
         """The column whose prompt is put before texts to predict. null: anchor, or text."""
+
+        @field_validator("prompts", "predicted_prompt")
+        @classmethod
+        def _of_columns(cls, given: Any, others: ValidationInfo) -> Any:
+            loss = others.data.get("loss")
+            columns = (TEXT,) if loss in get_args(LossOfLabels) else (ANCHOR, POSITIVE, NEGATIVE, NEGATIVES)
+            wrong = [name for name in ([given] if isinstance(given, str) else given or ()) if name not in columns]
+            if wrong and loss:
+                message = f"names {wrong[0]}, and rows of the loss {loss} have no such text: choose from "
+                raise PydanticCustomError("column", message + ", ".join(columns))
+            return given
 
     options: Options
     option_stages: ClassVar = {

@@ -122,6 +122,11 @@ class TextEmbedding(WholeStep):
     """The columns of texts, with the names under which the prompt of each is found in the base model's files, and by
     which a request of a server selects it."""
 
+    def prompt_columns(self) -> dict[str, Sequence[str]]:
+        """`own_prompts`, of the columns that rows have under these options."""
+        sets = self.column_sets()
+        return {name: names for name, names in self.own_prompts.items() if any(name in columns for columns in sets)}
+
     # Rows
 
     @abstractmethod
@@ -268,9 +273,8 @@ class TextEmbedding(WholeStep):
         """The prompts that the model was trained with, as sentence-transformers stores them."""
         prompts = self._prompts(text_prompts(folder))
         by_name: dict[str, str] = {}
-        for column, names in self.own_prompts.items():
-            if any(column in of_rows for of_rows in self.column_sets()):
-                by_name.setdefault(names[0], prompts[column])
+        for column, names in self.prompt_columns().items():
+            by_name.setdefault(names[0], prompts[column])
         return {PROMPTS: prompts_file(by_name)}
 
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:

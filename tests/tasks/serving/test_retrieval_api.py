@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.flows.served import Server, register
 from tests.training.counting import NUMBERS, WORDS, write_assistant, write_classifier
+from training.models.repository_files import PROMPTS
 
 
 @pytest.fixture
@@ -81,6 +83,25 @@ def test_a_request_selects_the_prompt_of_its_texts_and_a_kind_that_the_model_lac
         assert refused.status_code == 400 and error["param"] == "input_type"
         message = "input_type: 'querry' is no kind of text of this model: give query or document, or leave it out."
         assert error["message"] == message
+
+
+def test_a_model_of_texts_with_labels_gets_no_prompt_of_queries_or_documents(home: Path, tmp_path: Path) -> None:
+    write_assistant(tmp_path / "model")
+    prompts = {"prompts": {"query": "one ", "document": "two ", "usual": "three "}, "default_prompt_name": "usual"}
+    (tmp_path / "model" / PROMPTS).write_text(json.dumps(prompts))
+    register(tmp_path / "model", "embedding", ["text"], loss="batch_all_triplet")
+    with Server(home, "counter") as server:
+        asked = {"model": "counter", "input": "five"}
+        kinds = {
+            kind: server.client.post("/v1/embeddings", json=asked | ({} if kind is None else {"input_type": kind}))
+            for kind in (None, "text", "default", "query", "document")
+        }
+    values = kinds[None].json()["data"][0]["embedding"]
+    assert [word for word, value in zip(WORDS, values, strict=True) if value > 0] == ["three", "five"]
+    assert kinds["text"].json() == kinds["default"].json() == kinds[None].json()
+    for kind in ("query", "document"):
+        message = f"input_type: '{kind}' is no kind of text of this model: give default, or leave it out."
+        assert (kinds[kind].status_code, kinds[kind].json()["error"]["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("columns", [("query", "document"), ("query", "documents")], ids=["of rows", "of lists"])

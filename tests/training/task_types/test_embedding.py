@@ -243,3 +243,14 @@ def test_training_finds_translations(options: dict[str, Any], world: Path, tmp_p
 def test_a_prompt_of_a_column_that_is_not_there_is_refused() -> None:
     (problem,) = raised_problems(task_types.load, "embedding", {"prompts": {"query": "a: "}})
     assert problem.where.startswith("options.prompts") and "'anchor', 'positive'" in problem.message
+
+
+def test_a_prompt_of_texts_that_the_loss_does_not_read_is_refused() -> None:
+    given = {"loss": "batch_all_triplet", "prompts": {"text": "a: ", "anchor": "b: "}, "predicted_prompt": "positive"}
+    first, second = raised_problems(task_types.load, "embedding", given)
+    message = "names {}, and rows of the loss batch_all_triplet have no such text: choose from text."
+    assert (first.where, first.message) == ("options.prompts", message.format("anchor"))
+    assert (second.where, second.message) == ("options.predicted_prompt", message.format("positive"))
+    (problem,) = raised_problems(task_types.load, "embedding", {"loss": "triplet", "predicted_prompt": "text"})
+    assert problem.message.endswith("choose from anchor, positive, negative, negatives.")
+    assert task_types.load("embedding", {"loss": "batch_all_triplet", "predicted_prompt": "text"})
