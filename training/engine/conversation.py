@@ -162,8 +162,8 @@ class Assistant:
         return self._positions is None or max(len(one.prompt.ids) for one in requests) + max(most) <= self._positions
 
     def _generate_batch(self, requests: Sequence[Request], settings: GenerationConfig, seed: int | None) -> list[Reply]:
-        edges = (settings.bos_token_id, *listed(settings.eos_token_id))
-        begin = next((token for token in edges if token is not None), 0)
+        edges = (*listed(settings.bos_token_id), *listed(settings.eos_token_id))
+        begin = next(iter(edges), 0)
         rows = [one.prompt.ids if len(one.prompt.ids) else np.array([begin], np.int32) for one in requests]
         most = [self.most_new_tokens(one) for one in requests]
         settings.update(max_new_tokens=max(most), num_return_sequences=1)

@@ -24,43 +24,41 @@ GENERATE = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 UNUSABLE = (
     *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
     *("constraints", "force_words_ids", "penalty_alpha", "dola_layers", "stop_strings", "token_healing"),
-    "assistant_early_exit",
+    *("assistant_early_exit", "prompt_lookup_num_tokens", "is_assistant", "use_mtp"),
+    *("num_beam_groups", "diversity_penalty", "low_memory"),
 )
 """Settings that change what is returned, or need code or objects that the file does not hold."""
 
 AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Tokens = int | list[int]
 
 
 class _Settings(BaseModel):
-    """Settings and the values that they may have; null is each one's default."""
+    """Settings and the values that they may have; null is each one's default. Those of sampling are not here: nothing
+    is sampled by them."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     num_beams: AtLeast1 | None = None
     num_return_sequences: AtLeast1 | None = None
-    max_length: AtLeast0 | None = None
+    max_length: int | None = None
     max_new_tokens: AtLeast1 | None = None
-    min_length: AtLeast0 | None = None
-    min_new_tokens: AtLeast0 | None = None
-    max_time: Positive | None = None
+    min_length: int | None = None
+    min_new_tokens: int | None = None
+    max_time: float | None = None
     no_repeat_ngram_size: AtLeast0 | None = None
     encoder_no_repeat_ngram_size: AtLeast0 | None = None
     do_sample: bool | None = None
     early_stopping: bool | Literal["never"] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: AtLeast0 | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    typical_p: Share | None = None
     repetition_penalty: Positive | None = None
     encoder_repetition_penalty: Positive | None = None
     length_penalty: float | None = None
+    guidance_scale: float | None = None
+    prefill_chunk_size: AtLeast1 | None = None
     exponential_decay_length_penalty: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
-    bos_token_id: int | None = None
+    bos_token_id: Tokens | None = None
     eos_token_id: Tokens | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: Tokens | None = None
@@ -76,6 +74,24 @@ def require_usable(folder: Path, auto_class: str, field: str) -> None:
     of the recipe which names the model."""
     if auto_class in GENERATE and (problems := list(_find_problems(folder, field))):
         raise UserError(problems)
+
+
+def require_loadable(folder: Path, auto_class: str, field: str) -> None:
+    """`require_usable`, and raises UserError for settings that transformers itself cannot load."""
+    from transformers import GenerationConfig
+    from transformers.generation import SequenceBiasLogitsProcessor
+
+    require_usable(folder, auto_class, field)
+    if auto_class not in GENERATE or not (folder / FILE).exists():
+        return
+    try:
+        settings = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        if settings.sequence_bias is not None:
+            SequenceBiasLogitsProcessor(settings.sequence_bias)
+    except Exception as error:  # of any kind, by the setting
+        cause = str(error).rstrip(".")
+        message = f"{FILE} cannot be used by transformers ({cause}): correct the file, or choose another model."
+        raise UserError.of("model", field, message) from error
 
 
 def unset_unusable(settings: GenerationConfig, tokens: int | None) -> None:

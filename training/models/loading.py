@@ -234,7 +234,7 @@ def _load(
         if not hasattr(config, name):
             setattr(config, name, config_fields[name])
     require_class(config, task_type.auto_class, "model")
-    generation_settings.require_usable(folder, task_type.auto_class, "model")
+    generation_settings.require_loadable(folder, task_type.auto_class, "model")
     model, found = getattr(transformers, task_type.auto_class).from_pretrained(
         folder,
         config=config,

@@ -101,7 +101,7 @@ def set_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         known = [token for token in listed(settings.eos_token_id) if token < vocabulary]
         ends = [*([] if end is None else [end]), *(token for token in known if token != end)]
         settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
-        if begin is not None or (settings.bos_token_id or 0) >= vocabulary:
+        if begin is not None or any(token >= vocabulary for token in listed(settings.bos_token_id)):
             settings.bos_token_id = begin
         if settings.pad_token_id is None:
             settings.pad_token_id = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -177,8 +177,8 @@ def generate_answers(
     """
     import torch
 
-    edges = (settings.bos_token_id, *listed(settings.eos_token_id))
-    begin = next((token for token in edges if token is not None), 0)
+    edges = (*listed(settings.bos_token_id), *listed(settings.eos_token_id))
+    begin = next(iter(edges), 0)
     max_length = limit_to_positions(model, settings, max_length)
     decode = AnswerDecoder(tokenizer)
     answers: list[ContinuedPrompt] = []

@@ -14,19 +14,30 @@ from tests import task_types as tiny_tasks
 from tests.raised import raised_problems
 from training import task_types
 from training.engine.predictor import Predictor
-from training.models.generation_settings import FILE, require_usable
+from training.models.generation_settings import FILE, require_loadable, require_usable
 from training.models.loading import export, load_for_training, load_tokenizer
 
 ADVICE = "correct the file, or choose another model."
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": "x"}, "num_beams 'x', which should be a valid integer"),
-    ({"top_p": 5}, "top_p 5, which should be less than or equal to 1"),
+    ({"guidance_scale": "x"}, "guidance_scale 'x', which should be a valid number"),
     ({"pad_token_id": [1]}, "pad_token_id [1], which should be a valid integer"),
     ({"eos_token_id": "x"}, "eos_token_id 'x', which should be a valid integer or a valid list"),
     ({"num_return_sequences": 7}, "num_return_sequences 7, which should be at most num_beams, 1"),
     ({"repetition_penalty": 0}, "repetition_penalty 0, which should be greater than 0"),
     ({"early_stopping": "maybe"}, "early_stopping 'maybe', which should be a valid boolean or 'never'"),
     ({"bad_words_ids": [["a"]]}, "bad_words_ids [['a']], which should be a valid integer"),
+]
+NOT_LOADABLE: list[tuple[dict[str, Any], str]] = [
+    ({"sequence_bias": {"a": 1}}, "has to be a dict with tuples as keys"),
+    ({"cache_implementation": "nope"}, "Invalid `cache_implementation` (nope)"),
+    ({"watermarking_config": {"nope": 1}}, "unexpected keyword argument 'nope'"),
+    ({"compile_config": 3}, "You provided `compile_config`"),
+]
+USABLE: list[dict[str, Any]] = [
+    *({"top_k": -1}, {"top_k": 50.0}, {"top_p": 5, "do_sample": True}, {"temperature": "0.7"}),
+    *({"min_length": -1}, {"max_time": 0}, {"bos_token_id": [1, 2]}, {"sequence_bias": [[[5], 2.0]]}),
+    *({"num_beam_groups": 2, "diversity_penalty": 0.5}, {"low_memory": True}, {"prompt_lookup_num_tokens": 3}),
 ]
 UNUSABLE = {"return_dict_in_generate": True, "output_scores": True, "constraints": "x", "stop_strings": ["a"]}
 
@@ -43,6 +54,36 @@ def test_a_setting_that_generation_cannot_use_is_named_with_its_file(
     (problem,) = raised_problems(require_usable, write(tmp_path, settings), "AutoModelForCausalLM", "model.path")
     assert (problem.where, problem.message) == ("model.path", f"{FILE} has {message}: {ADVICE}")
     require_usable(tmp_path, "AutoModel", "model.path")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"), NOT_LOADABLE, ids=[next(iter(settings)) for settings, _ in NOT_LOADABLE]
+)
+def test_a_setting_that_transformers_cannot_load_is_one_message_with_the_cause(
+    settings: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, settings)
+    (problem,) = raised_problems(require_loadable, folder, "AutoModelForCausalLM", "model.path")
+    assert problem.where == "model.path" and problem.message.startswith(f"{FILE} cannot be used by transformers (")
+    assert cause in problem.message and problem.message.endswith(ADVICE)
+    require_loadable(tmp_path, "AutoModel", "model.path")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tasks.make_world("causal-lm", tmp_path_factory.mktemp("world") / "world") / "base/output"
+
+
+@pytest.mark.parametrize("settings", USABLE, ids=json.dumps)
+def test_settings_that_transformers_accepts_or_that_are_unset_end_neither_saving_nor_generation(
+    settings: dict[str, Any], base: Path, tmp_path: Path
+) -> None:
+    tokenizer, rows = load_tokenizer(base / "tokenizer"), pa.record_batch({"text": ["cat", "dog red tall"]})
+    write(base / "model", settings)
+    for beams in (1, 4):
+        task, folder = task_types.load("causal-lm", {"max_new_tokens": 3, "num_beams": beams}), tmp_path / str(beams)
+        export(load_for_training(task, base / "model", [], tokenizer, seed=0), base / "tokenizer", folder)
+        assert len(Predictor(task, folder, folder, 16).predict(rows)) == 2
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "{", '"text"'])
