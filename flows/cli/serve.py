@@ -31,7 +31,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="serve a GGUF file that was released with the version, by llama.cpp; gguf: the smallest",
     )
-    parser.add_argument("--batch-size", metavar="ROWS", type=int, default=32, help="rows in one forward pass")
+    rows = ServeOptions.batch_size
+    parser.add_argument("--batch-size", metavar="ROWS", type=int, help=f"rows in one forward pass (default: {rows})")
     parser.add_argument("--record", metavar="FOLDER", type=Path, help="record served rows and their predictions here")
     parser.add_argument(
         "--record-share", metavar="SHARE", type=float, default=1.0, help="the share of rows to record (default: all)"
@@ -70,7 +71,7 @@ def serve(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         vllm_arguments=tuple(vllm_arguments),
         format=arguments.format,
-        batch_size=arguments.batch_size,
+        batch_size=arguments.batch_size or ServeOptions.batch_size,
         record=arguments.record,
         record_share=arguments.record_share,
         record_rows=arguments.record_rows,
@@ -87,18 +88,23 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
+    size = arguments.batch_size
     wrong = {
         "--port": not 0 <= arguments.port < 2**16 and f"{arguments.port} is no port: give 0 to 65535.",
-        "--batch-size": arguments.batch_size < 1 and f"{arguments.batch_size} is given: give 1 or more.",
+        "--batch-size": size is not None and size < 1 and f"{size} is given: give 1 or more.",
         "--record-share": not 0 < arguments.record_share <= 1
         and f"{arguments.record_share:g} is given: give more than 0 and at most 1.",
         "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
     }
+    other = "--format" if arguments.format else "--engine vllm" if arguments.engine == "vllm" else ""
     if arguments.format:
         wrong["--engine"] = arguments.engine == "vllm" and "does not read GGUF: leave it out, or --format."
-        wrong["--record"] = bool(arguments.record) and "is not possible with --format: leave one of them out."
-    elif arguments.engine == "vllm":
-        wrong["--record"] = bool(arguments.record) and "is not possible with --engine vllm: leave one of them out."
-    else:
+    if other:
+        message = f"is not possible with {other}: leave one of them out."
+        wrong["--record"] = bool(arguments.record) and message
+        wrong["--batch-size"] = wrong["--batch-size"] or (size is not None and message)
+    if arguments.format and arguments.engine != "vllm":
+        wrong["--vllm"] = bool(arguments.vllm) and "is for --engine vllm, not for --format: leave one of them out."
+    elif not other:
         wrong["--vllm"] = bool(arguments.vllm) and "is for --engine vllm: add it, or leave this out."
     return [Problem(kind="option", where=where, message=text) for where, text in wrong.items() if text]

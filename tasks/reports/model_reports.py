@@ -238,9 +238,9 @@ def summarize_exports(exports: Mapping[str, ComparedExport]) -> str:
 
 
 def format_speed(export: ComparedExport) -> str:
-    """`812 rows/s (3.4 times torch)`, or `judged by its weights in torch`."""
+    """`812 rows/s (3.4 times torch)`, or `runtime: its weights in torch`."""
     if export.rows_per_second is None:
-        return f"judged by {export.judge}"
+        return f"runtime: {export.runtime}"
     times = export.rows_per_second / export.torch_rows_per_second
     return f"{export.rows_per_second:,.0f} rows/s ({times:.1f} times torch)"
 
@@ -262,7 +262,7 @@ def tabulate_exports(exports: Mapping[str, ComparedExport]) -> list[dict[str, st
             {
                 "export": name,
                 "released": "yes" if one.released else "no",
-                "judged by": one.judge,
+                "runtime": one.runtime,
                 "size": format_size(one.bytes),
                 unit: "" if one.rows_per_second is None else f"{per_row * one.rows_per_second:,.0f}",
                 f"torch {precision}, {unit}": f"{per_row * one.torch_rows_per_second:,.0f}",
@@ -318,7 +318,7 @@ def describe_refused(name: str, export: ComparedExport) -> str:
     rows = f"{found.rows:,} {found.unit} of {found.split}"
     values = f"{found.metric} {format_value(found.value)} against {format_value(found.champion_value)} of the model"
     if found.better:
-        message = f"{name} is not released: {export.judge} reads {export.other_tokens} rows of {found.split} as other"
+        message = f"{name} is not released: {export.runtime} reads {export.other_tokens} rows of {found.split} as other"
         return f"{message} tokens than the model's tokenizer: leave this export out."
     if found.gain < found.margin:
         reason = f"it is worse by more than {-found.margin:g}"

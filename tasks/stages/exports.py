@@ -136,6 +136,6 @@ def _warn_of_refused(work: Work, found: dict[str, Any]) -> None:
         if not one.released:
             work.on_events([{"kind": "warning", "message": describe_refused(name, one)}])
         elif one.other_tokens:
-            message = f"{name}: {one.judge} reads {one.other_tokens} of the rows as other tokens than the model's "
+            message = f"{name}: {one.runtime} reads {one.other_tokens} of the rows as other tokens than the model's "
             message += "tokenizer, such as texts whose accents are characters of their own."
             work.on_events([{"kind": "warning", "message": message}])

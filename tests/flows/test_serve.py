@@ -459,6 +459,18 @@ def test_mistakes_are_one_message(counter_home: Path, capsys: pytest.CaptureFixt
     assert "--batch-size: 0 is given" in printed and "--record-share: 2 is given" in printed
 
 
+@pytest.mark.parametrize("engine", ["--format gguf", "--engine vllm"])
+def test_options_that_another_engine_would_ignore_are_refused(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["serve", "counter", *engine.split(), "--batch-size", "8", "--record", str(tmp_path)]
+    assert main([*given, "--vllm", "--seed 1"]) == 2
+    printed = capsys.readouterr().err
+    for option in ("--batch-size", "--record"):
+        assert f"{option}: is not possible with {engine.removesuffix(' gguf')}: leave one of them out." in printed
+    assert ("--vllm: is for --engine vllm, not for --format" in printed) == (engine == "--format gguf")
+
+
 # vLLM, by a program in its place
 
 VLLM = """\

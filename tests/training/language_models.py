@@ -63,6 +63,7 @@ def make_tokenizer(folder: Path, family: str = "llama", vocab_size: int = 400) -
         named["bos_token"] = special[0]
     elif family == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
+        named["unk_token"] = special[1]  # otherwise its class adds <|endoftext|>, which theirs have
     loaded = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
     loaded.chat_template = TEMPLATE
     loaded.save_pretrained(folder)

@@ -258,10 +258,10 @@ class ComparedExport(Result):
     """An export compared with its model on the same rows."""
 
     bytes: int
-    judge: str = "ONNX Runtime"
-    """The runtime that computed the predictions of the export."""
+    runtime: str = "ONNX Runtime"
+    """The program that computed the predictions of the export."""
     rows_per_second: float | None
-    """None if the export was judged by its weights in torch, whose speed is not that of its runtime."""
+    """None if its weights were computed in torch, whose speed is not that of the program that will read the export."""
     torch_rows_per_second: float
     """Of the model, on the CPU and the same rows."""
     tokens_per_row: float | None = None

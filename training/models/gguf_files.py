@@ -75,7 +75,7 @@ def open_export(name: str, exports: Path, config: PreTrainedConfig) -> Any:
     network = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, config=config, dtype=torch.float32, local_files_only=True
     ).eval()
-    network.judge, network.is_timed = "its weights in torch", False
+    network.runtime, network.is_timed = "its weights in torch", False
     return network
 
 

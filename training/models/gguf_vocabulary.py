@@ -105,8 +105,11 @@ def write(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: in
     found = json.loads(tokenizer.backend_tokenizer.to_str())
     added = {token["id"]: token for token in found["added_tokens"]}
     by_id = {number: text for text, number in found["model"]["vocab"].items()}
-    # Its class may have changed what the file says.
-    if reasons := [*_misfits(found), *(["has more tokens than the model"] if max(by_id) >= vocab_size else [])]:
+    reasons = [*_misfits(found)]  # its class may have changed what the file says
+    if (last := max([*by_id, *added])) >= vocab_size:
+        text = added[last]["content"] if last in added else by_id[last]
+        reasons.append(f"has more tokens than the model, {text!r} as number {last} beside {vocab_size}")
+    if reasons:
         raise UserError(map(_problem, reasons))
     tokens, kinds = [], []
     for number in range(vocab_size):

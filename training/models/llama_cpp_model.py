@@ -31,7 +31,7 @@ class LlamaCppModel:
     """
 
     device = torch.device("cpu")
-    judge = f"llama.cpp ({llama_cpp.__version__} of llama-cpp-python)"
+    runtime = f"llama.cpp ({llama_cpp.__version__} of llama-cpp-python)"
 
     def __init__(self, file: Path, config: Any, threads: int | None = None) -> None:
         self.config, self._file, self._threads = config, file, threads or torch.get_num_threads()

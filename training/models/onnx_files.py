@@ -128,7 +128,7 @@ class OnnxModel:
     """
 
     device = torch.device("cpu")
-    judge = "ONNX Runtime"
+    runtime = "ONNX Runtime"
 
     def __init__(self, file: Path, config: Any, threads: int | None = None) -> None:
         import onnxruntime

@@ -48,7 +48,7 @@ def open_export(name: str, exports: Path, config: PreTrainedConfig) -> Any:
     network = getattr(transformers, auto_class).from_pretrained(
         (exports / EXPORTS[name].file).parent, dtype="auto", local_files_only=True, trust_remote_code=False
     )
-    network.judge = "transformers"
+    network.runtime = "transformers"
     return network.eval()
 
 

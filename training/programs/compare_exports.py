@@ -103,7 +103,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
         seconds = measure_in_turn(partial(predict_with, model, timed), partial(predict_with, network, timed, precision))
         found[name] = ComparedExport(
             bytes=EXPORTS[name].size_in(exports),
-            judge=model.judge,
+            runtime=model.runtime,
             rows_per_second=round(len(timed) / seconds[0], 1) if getattr(model, "is_timed", True) else None,
             torch_rows_per_second=round(len(timed) / seconds[1], 1),
             torch_precision=precision,

@@ -83,7 +83,7 @@ def test_llama_cpp_chooses_the_next_tokens_of_torch_after_200_prompts(exported: 
     expected = logits_after(network, prompts)
     for name in FORMATS:
         model = gguf_files.open_export(name, exported / "out", network.config)
-        assert model.judge.startswith("llama.cpp")
+        assert model.runtime.startswith("llama.cpp")
         require_close(name, logits_after(model, prompts), expected)
 
 
@@ -95,7 +95,7 @@ def test_without_llama_cpp_an_export_is_read_back_by_transformers(
     expected = logits_after(network, prompts)
     for name in FORMATS:
         model = gguf_files.open_export(name, exported / "out", network.config)
-        assert (model.judge, model.is_timed) == ("its weights in torch", False)
+        assert (model.runtime, model.is_timed) == ("its weights in torch", False)
         require_close(name, logits_after(model, prompts), expected)
 
 
@@ -170,6 +170,18 @@ def test_a_tokenizer_that_adds_other_tokens_than_bos_and_eos_is_refused(tmp_path
     file.write_text(json.dumps(found))
     (problem,) = raised_problems(gguf_files.export, CAUSAL, tmp_path, ["gguf-f16"], tmp_path / "out")
     assert problem.message.endswith("adds other tokens to a text than bos before it and eos after it: leave it out.")
+
+
+def test_an_added_token_that_the_model_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    make_model(tmp_path, "llama", steps=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["<one>", "<two>"])
+    tokenizer.save_pretrained(tmp_path)
+    (problem,) = raised_problems(gguf_files.export, CAUSAL, tmp_path, ["gguf-f16"], tmp_path / "out")
+    assert f"has more tokens than the model, '<two>' as number {size + 1} beside {size}" in problem.message
 
 
 def test_a_tokenizer_that_llama_cpp_would_read_otherwise_is_refused(tmp_path: Path) -> None:

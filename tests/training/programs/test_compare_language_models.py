@@ -101,15 +101,15 @@ def test_exports_are_judged_by_perplexity_in_their_runtime_and_released(texts: W
     assert [name for name, one in found.items() if one.released] == FORMATS
     for name, one in found.items():
         of_gguf = "llama.cpp (" if HAS_RUNTIME else "its weights in torch"
-        assert one.judge.startswith(of_gguf if name.startswith("gguf") else "transformers")
+        assert one.runtime.startswith(of_gguf if name.startswith("gguf") else "transformers")
         assert one.other_tokens == (0 if HAS_RUNTIME and name.startswith("gguf") else None)
         assert one.comparison.metric == "perplexity" and {*one.metrics} == {*texts.metrics}
         assert one.metrics["perplexity"] == pytest.approx(one.comparison.value)
         assert one.bytes == EXPORTS[name].size_in(texts.inputs["exports"])
-        assert (one.rows_per_second is None) == (one.judge == "its weights in torch")
+        assert (one.rows_per_second is None) == (one.runtime == "its weights in torch")
     assert found["gguf-f16"].comparison.gain == pytest.approx(0, abs=0.01)
     (row, *_) = tabulate_exports(found)
-    assert row["judged by"] == found["gguf-f16"].judge and "token_accuracy (of the model)" in row
+    assert row["runtime"] == found["gguf-f16"].runtime and "token_accuracy (of the model)" in row
     assert (row["tokens/s"] != "") == HAS_RUNTIME and "rows/s" not in row
 
 
