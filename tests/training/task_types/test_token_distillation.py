@@ -136,6 +136,30 @@ def test_the_gradient_of_the_forward_divergence_lacks_at_most_twice_the_mass_of_
     assert (missing.sum(1) <= 2 * logps[:, -1].double().exp() + 1e-6).all()
 
 
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_rows_of_the_models_vocabulary_that_the_teacher_lacks_make_no_divergence_infinite(name: Divergence) -> None:
+    random = torch.Generator().manual_seed(4)
+    teacher, model = torch.randn(1, 5, 10, generator=random), torch.randn(1, 5, 12, generator=random)
+    packed = stored(teacher, torch.tensor([[IGNORED, 3, 4, 5, 6]]), 64)
+    given = model.clone().requires_grad_()
+    found = make_loss(name)(given, packed)
+    found.backward()
+    p = torch.cat([teacher, torch.full((1, 5, 2), -torch.inf)], dim=2)[0, :4].double().softmax(1)
+    logits = model[0, :4].double().requires_grad_()
+    if name == "reverse_kl":  # of the teacher's tokens alone
+        q = logits[:, :10].softmax(1)
+        expected = (q * (q / p[:, :10]).log()).sum(1).mean()
+    else:
+        q = logits.softmax(1)
+        mixture = BETA * p + (1 - BETA) * q if name == "jsd" else q
+        expected = torch.special.xlogy(p, p).sum(1).mean() - torch.special.xlogy(p, mixture).sum(1).mean()
+        if name == "jsd":
+            expected = BETA * expected + (1 - BETA) * (q * (q / mixture).log()).sum(1).mean()
+    (gradient,) = torch.autograd.grad(expected, logits)
+    assert found.item() == pytest.approx(expected.item(), abs=1e-5) and found.item() < 5
+    assert torch.allclose(given.grad[0, :4].double(), gradient, atol=1e-6)
+
+
 def test_a_small_rest_is_not_rounded_away() -> None:
     logits = torch.zeros(1, 100)
     logits[0, 0] = 25.0

@@ -8,6 +8,9 @@ the model, at the temperature:
     reverse_kl   KL(q || p)
     jsd          beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
 
+reverse_kl leaves out the outcomes that are impossible for the teacher (LEAST), and has q of the others, because it would
+be infinite: with K = V of the teacher, the rest is the rows of vocabulary that only the model has, such as padding.
+
 With K = V they are those of the whole distributions, as TRL 1.16's GKDTrainer computes them (Agarwal et al.,
 arXiv:2306.13649). With fewer, they are at most as large, because merging outcomes lowers a divergence. By the chain
 rule they lack exactly this, with p' and q' the distributions within the rest, p_r and q_r its masses, and
@@ -137,7 +140,7 @@ def divergence_of(name: Divergence, beta: float, teacher: torch.Tensor, model: t
     if name == "forward_kl":
         return _kl(teacher, model)
     if name == "reverse_kl":
-        return _kl(model, teacher)
+        return _kl(model.masked_fill(teacher <= LEAST, LEAST).log_softmax(1), teacher)
     shares = torch.tensor([beta, 1 - beta], dtype=model.dtype, device=model.device).log()
     mixture = torch.logaddexp(teacher + shares[0], model + shares[1])
     return beta * _kl(teacher, mixture) + (1 - beta) * _kl(model, mixture)
@@ -163,8 +166,9 @@ class _SumInParts(torch.autograd.Function):
     ) -> torch.Tensor:
         gradient = torch.zeros_like(logits) if ctx.needs_input_grad[0] else None
         total = torch.zeros((), dtype=torch.float64, device=logits.device)
+        ids = ids.long()
         for part in range(0, len(places), TARGETS_AT_ONCE):
-            rows, chosen = (given[part : part + TARGETS_AT_ONCE] for given in (places, ids.long()))
+            rows, chosen = (given[part : part + TARGETS_AT_ONCE] for given in (places, ids))
             scaled = logits[rows].float() / temperature  # (n, V)
             values = scaled.gather(1, chosen)
             # Not 1 - the sum of the others, which rounds a small rest away.
