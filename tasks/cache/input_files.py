@@ -11,12 +11,14 @@ from pathlib import Path
 from tasks.cache.digests import Digests, digest_of
 from tasks.cache.results import PinnedFile
 from tasks.home import home
-from training.data.file_systems import as_user_error, display_name, is_url, read_pieces
+from training.data.file_systems import PIECE_BYTES, as_user_error, display_name, is_url, read_pieces
 from training.data.listing import SourceFile, list_texts, stat_url
-from training.local_files import find_foreign
+from training.local_files import find_foreign, open_local
+from training.models.repository_files import HOME_ROOMS
 from training.problems import Problem, UserError
 
 Progress = Callable[[int, int], None]
+CHANGED = "has changed since this run began: start another one."
 
 
 def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, total: None) -> dict[str, str]:
@@ -61,12 +63,27 @@ def unchanged(lock: Iterable[PinnedFile]) -> Iterator[None]:
     there = [stat_url(path) if is_url(path) else SourceFile(path) for path in pinned]
     now = digests_of(found for found in there if found is not None)
     problems = [
-        Problem(kind="data", where=display_name(path), message="has changed since this run began: start another one.")
+        Problem(kind="data", where=display_name(path), message=CHANGED)
         for path, digest in pinned.items()
         if now.get(path) != digest or _states(path) != before[path]
     ]
     if problems:
         raise UserError(problems)
+
+
+def copy_pinned(pin: PinnedFile, place: Path) -> None:
+    """Copies a file of a model. Raises UserError if its content is not the pinned one, and as `open_local` does."""
+    digest = hashlib.sha256()
+    try:
+        opened = open_local(pin.path, HOME_ROOMS, "model")
+    except FileNotFoundError as error:
+        raise UserError.of("model", display_name(pin.path), CHANGED) from error
+    with open(opened, "rb") as source, place.open("wb") as target:
+        while piece := source.read(PIECE_BYTES):
+            digest.update(piece)
+            target.write(piece)
+    if digest.hexdigest() != pin.sha256:
+        raise UserError.of("model", display_name(pin.path), CHANGED)
 
 
 def _states(path: str) -> list[tuple[int, ...]]:

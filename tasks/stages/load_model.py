@@ -9,17 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from tasks.cache.results import Artifact, Lock, PinnedFile
+from tasks.cache.input_files import copy_pinned
+from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.registry.champions import files_of_version
 from tasks.stages.preflight.model_check import require_model
-from training.data.file_systems import PIECE_BYTES
 from training.jobs.protocol import NotInKey, Settings
-from training.local_files import open_local
 from training.models.repository_files import (
-    HOME_ROOMS,
     labels_of_config,
     part_of,
     read_json,
@@ -103,7 +101,7 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     for name, path in files.items():
         shutil.copyfile(path, _place(name, out))
     for name, pin in lock.model_files.items():
-        _copy_pinned(pin, _place(name, out))
+        copy_pinned(pin, _place(name, out))
     require_no_other_files(out / "model", out / "tokenizer")
     require_vocabulary(out / "tokenizer", where)
     checked = require_model(settings.recipe, lock, model=out / "model")
@@ -124,13 +122,8 @@ def _fetch_pinned(lock: Lock, work: Work) -> Path:
     folder = work.job / "pinned"
     folder.mkdir(parents=True, exist_ok=True)
     for name, pin in lock.model_files.items():
-        _copy_pinned(pin, folder / name)
+        copy_pinned(pin, folder / name)
     return folder
-
-
-def _copy_pinned(pin: PinnedFile, file: Path) -> None:
-    with open(open_local(pin.path, HOME_ROOMS, "model"), "rb") as source, file.open("wb") as target:
-        shutil.copyfileobj(source, target, PIECE_BYTES)
 
 
 def require_same_labels(lock: Lock, data: object, model: object) -> None:

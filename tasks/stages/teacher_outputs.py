@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.input_files import unchanged
+from tasks.cache.input_files import copy_pinned, unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
@@ -349,25 +349,20 @@ def _files_of_teacher(recipe: Recipe, lock: Lock) -> dict[str, Files]:
 
     def find(part: str, work: Work) -> Path:
         if not folders:
+            place = work.job / "teacher"
+            shutil.rmtree(place, ignore_errors=True)
+            folders.update({one: place / one for one in PARTS})
+            for folder in folders.values():
+                folder.mkdir(parents=True)
             if lock.teacher_hub is not None:
-                files: Mapping[str, Path] = download_model(teacher.path, lock.teacher_hub.commit)
-            else:
-                files = {name: Path(pin.path) for name, pin in lock.teacher_files.items()}
-            folders.update(_link(files, work.job / "teacher"))
+                for name, file in download_model(teacher.path, lock.teacher_hub.commit).items():
+                    (place / str(part_of(name)) / name).symlink_to(file)
+            # Copied: a link would show the program a later content than that in the key.
+            for name, pin in lock.teacher_files.items():
+                copy_pinned(pin, place / str(part_of(name)) / name)
         return folders[part]
 
     return {part: Files(partial(find, part), lock.teacher) for part in PARTS}
-
-
-def _link(files: Mapping[str, Path], place: Path) -> dict[str, Path]:
-    """Folders of links to the files of a model and of its tokenizer."""
-    shutil.rmtree(place, ignore_errors=True)
-    found = {part: place / part for part in PARTS}
-    for folder in found.values():
-        folder.mkdir(parents=True)
-    for name, file in files.items():
-        (found[str(part_of(name))] / name).symlink_to(file)
-    return found
 
 
 def require_labels(recipe: Recipe, lock: Lock, data: Any) -> None:

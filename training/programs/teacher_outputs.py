@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,9 +89,9 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     theirs = labels_of_config(read_json(folder / "config.json")) if labels else []
     if message := find_missing(settings.teacher, theirs, labels):
         raise UserError.of("training", FIELD, message)
-    encoder = load_encoder(tokenizer_folder, folder, settings.max_length)
-    collate = task_type.collator(loading.load_tokenizer(tokenizer_folder, folder), loading.padding_multiple())
-    load_network = cache(lambda: loading.load_trained(task_type, folder).to(device))
+    with in_field_of_teacher(settings.teacher):
+        encoder = load_encoder(tokenizer_folder, folder, settings.max_length)
+        collate = task_type.collator(loading.load_tokenizer(tokenizer_folder, folder), loading.padding_multiple())
     inputs = [name for name, column in task_type.columns.items() if not column.target and name != "label"]
     files = {"train": data / "train.arrow"}
     if (unlabelled := job.inputs.get("unlabelled")) is not None:
@@ -99,6 +100,11 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     total = sum(map(len, rows.values()))
     batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
     computed, spent_s = 0, 0.0
+
+    @cache
+    def load_network() -> PreTrainedModel:
+        with in_field_of_teacher(settings.teacher):
+            return loading.load_trained(task_type, folder).to(device)
 
     def compute_block(split: str, first: int, block: pa.Table) -> pa.Table | None:
         nonlocal computed, spent_s
@@ -128,6 +134,27 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     ranks.leave_group()
     rate = computed / max(spent_s, 1e-9)
     return TeacherResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
+
+
+@contextmanager
+def in_field_of_teacher(teacher: str) -> Iterator[None]:
+    """Inside, problems of a model and its tokenizer get the teacher's name and field; those of lengths keep theirs."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            problem.model_copy(
+                update={
+                    "message": f"the teacher {teacher}: {problem.message}",
+                    **(
+                        {}
+                        if problem.where.startswith(("tokens.", "options."))
+                        else {"kind": "training", "where": FIELD}
+                    ),
+                }
+            )
+            for problem in error.problems
+        ) from error
 
 
 def _read(file: Path, names: Sequence[str]) -> pa.Table:

@@ -27,7 +27,7 @@ from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.programs.predict import progress_of_rows
 from training.programs.predict_champion import require_task
-from training.programs.teacher_outputs import FIELD, TeacherResult, TeacherSettings
+from training.programs.teacher_outputs import FIELD, TeacherResult, TeacherSettings, in_field_of_teacher
 from training.task_types.causal_lm import CausalLM
 from training.task_types.task_type import TaskType, WritesTargets
 from training.tokenization.transformers_encoder import load_encoder
@@ -54,24 +54,27 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     task_type: TaskType = task_types.load(settings.task, settings.options)
     assert isinstance(task_type, WritesTargets)
     require_task(task_type, settings.task, folder, settings.teacher, "teacher", FIELD, "name a teacher of this task.")
-    encoder = load_encoder(tokenizer_folder, folder, settings.max_length)
-    tokenizer = loading.load_tokenizer(tokenizer_folder, folder)
+    with in_field_of_teacher(settings.teacher):
+        encoder = load_encoder(tokenizer_folder, folder, settings.max_length)
+        tokenizer = loading.load_tokenizer(tokenizer_folder, folder)
     stored = pa.ipc.open_file(pa.memory_map(str(Path(job.inputs["data"]) / "train.arrow"))).read_all()
     prompts = pa.Table.from_batches([task_type.unanswered(batch) for batch in stored.to_batches()])
-    at_once, computed, began = -(-settings.batch_size // settings.micro_batch_divisor), 0, time.monotonic()
+    at_once, computed, spent_s = -(-settings.batch_size // settings.micro_batch_divisor), 0, 0.0
 
     @cache
     def load_network() -> PreTrainedModel:
-        network = loading.load_trained(task_type, folder)
-        if isinstance(task_type, CausalLM):  # training would turn off the cache, which generation needs
-            task_type.set_end_tokens(network, tokenizer)
-        else:
-            task_type.prepare(network, tokenizer)
+        with in_field_of_teacher(settings.teacher):
+            network = loading.load_trained(task_type, folder)
+            if isinstance(task_type, CausalLM):  # training would turn off the cache, which generation needs
+                task_type.set_end_tokens(network, tokenizer)
+            else:
+                task_type.prepare(network, tokenizer)
         return network.to(device)
 
     def compute_block(split: str, first: int, block: pa.Table) -> pa.Table | None:
-        nonlocal computed
+        nonlocal computed, spent_s
         network, report = load_network(), progress_of_rows(events, split, first, len(prompts))
+        began = time.monotonic()
         found: dict[int, tuple[list[str], list[bool]]] = {}
         dtype = loading.DTYPES[settings.mixed_precision]
         with torch.autocast(device.type, dtype, enabled=settings.mixed_precision != "no"):
@@ -83,13 +86,14 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
         for of_rank in ranks.all_gather(found):
             found |= of_rank
         computed += len(block)
+        spent_s += time.monotonic() - began
         texts = [text for start in sorted(found) for text in found[start][0]]
         cut = [is_cut for start in sorted(found) for is_cut in found[start][1]]
         return None if rank() else pa.table({TEXT: pa.array(texts, pa.string()), CUT: pa.array(cut, pa.bool_())})
 
     columns = compute_columns(job_dir / BLOCKS, {"train": prompts}, compute_block, ROWS_IN_BLOCK)
     ranks.leave_group()
-    cut, rate = 0, round(computed / (time.monotonic() - began), 1)
+    cut = 0
     for split, found in columns.items():
         texts, done = found[TEXT].to_pylist(), 0
         answered = list[pa.RecordBatch]()
@@ -104,7 +108,9 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
                 f"{cut:,} of {len(texts):,} answers of {settings.teacher} reached options.max_new_tokens and were cut: "
                 "they are targets as they are. Raise it if answers are longer; else the teacher does not end its texts."
             )
-    return TeacherResult(rows=len(prompts), rows_per_second=rate, computed=computed, cut=cut)
+    return TeacherResult(
+        rows=len(prompts), rows_per_second=round(computed / max(spent_s, 1e-9), 1), computed=computed, cut=cut
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ output     train/NUMBER.arrow: blocks of rows with the columns of training.task_
            order of the token rows
 result     training.programs.teacher_outputs.TeacherResult
 
-The blocks (training/jobs/blocks.py) are links, so that they take their place on the disk once. One process writes the
-same bytes as several with as many threads each.
+The blocks (training/jobs/blocks.py) are links if the file system has them, so that they take their place on the
+disk once. One process writes the same bytes as several with as many threads each.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -30,7 +31,7 @@ from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.problems import UserError
 from training.programs.predict import progress_of_rows
 from training.programs.predict_champion import require_task
-from training.programs.teacher_outputs import FIELD, TeacherResult, TeacherSettings
+from training.programs.teacher_outputs import FIELD, TeacherResult, TeacherSettings, in_field_of_teacher
 from training.task_types.task_type import LearnsTokens
 from training.tokenization.features import list_column
 
@@ -69,25 +70,21 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     assert isinstance(task_type, LearnsTokens)
     require_task(task_type, settings.task, folder, settings.teacher, "teacher", FIELD, "name a teacher of this task.")
     own = loading.load_tokenizer(Path(job.inputs["student"]), folder)
-    of_teacher = loading.load_tokenizer(tokenizer_folder, folder)
+    with in_field_of_teacher(settings.teacher):
+        of_teacher = loading.load_tokenizer(tokenizer_folder, folder)
     require_same_tokens(settings.teacher, of_teacher, own, can_write=task_type.teacher_writes)
     known = 1 + max(own.get_vocab().values())
     collate = task_type.collator(own, loading.padding_multiple())
     rows = TokenRows(Path(job.inputs["tokens"]) / "train.arrow").table
     batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
-    computed, began = 0, time.monotonic()
+    computed, spent_s = 0, 0.0
 
     @cache
     def load_network() -> PreTrainedModel:
-        network = loading.load_trained(task_type, folder)
-        try:
+        with in_field_of_teacher(settings.teacher):
+            network = loading.load_trained(task_type, folder)
             loading.require_positions(network, max_length=settings.max_length)
             task_type.prepare(network, own)
-        except UserError as error:
-            message = f"the teacher {settings.teacher}: {{}}"
-            raise UserError(
-                problem.model_copy(update={"message": message.format(problem.message)}) for problem in error.problems
-            ) from error
         return network.to(device)
 
     def read(model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
@@ -104,11 +101,12 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
         )
 
     def compute_block(split: str, first: int, block: pa.Table) -> pa.Table | None:
-        nonlocal computed
+        nonlocal computed, spent_s
         report = progress_of_rows(events, split, first, len(rows))
-        network, tokens = load_network(), TokenRows(block)
+        network, tokens, began = load_network(), TokenRows(block), time.monotonic()
         found = compute(task_type, network, tokens, collate, batch_size, precision, read, report)
         computed += len(block)
+        spent_s += time.monotonic() - began
         return None if rank() else found
 
     rows_in_block = max(1, min(ROWS_IN_BLOCK, VALUES_IN_BLOCK // (settings.max_length * settings.top_k)))
@@ -117,10 +115,15 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     for split, files in found.items():
         (job_dir / OUTPUT / split).mkdir()
         for number, file in enumerate(files):
-            (job_dir / OUTPUT / split / f"{number:06}.arrow").hardlink_to(file)
-    rate = round(computed / (time.monotonic() - began), 1)
+            place = job_dir / OUTPUT / split / f"{number:06}.arrow"
+            try:
+                place.hardlink_to(file)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(file, place)
     rest = _mean_rest(found.get("train", []), IDS, LOGPS)
-    return TeacherResult(rows=len(rows), rows_per_second=rate, computed=computed, rest=rest)
+    return TeacherResult(
+        rows=len(rows), rows_per_second=round(computed / max(spent_s, 1e-9), 1), computed=computed, rest=rest
+    )
 
 
 def require_same_tokens(

@@ -12,6 +12,8 @@ from training.recipe import Recipe
 from training.recipe.task_specification import specification_class
 
 BYTES_A_NUMBER = 4
+LEAST_TIMED_ROWS = 256
+"""Fewer rows tell little of the speed."""
 
 
 def teacher_line(name: str, recipe: Recipe, lock: Lock, data: Any, unlabelled: Any) -> str:
@@ -43,10 +45,12 @@ def _disk(recipe: Recipe, labels: int, rows: int) -> str:
 
 
 def _last_rate(recipe: Recipe) -> float | None:
-    """The rows a second of this recipe's last outputs that were computed."""
+    """The rows a second of this recipe's last outputs, if enough rows of them were computed."""
     key = History(recipe.name).last_key("teacher_outputs")
     found = store.manifest_of("teacher_outputs", key) if key else None
-    return (found[0].result["rows_per_second"] or None) if found else None
+    if not found or found[0].result["computed"] < LEAST_TIMED_ROWS:
+        return None
+    return found[0].result["rows_per_second"] or None
 
 
 def _weight_bytes(lock: Lock) -> int | None:

@@ -3,7 +3,9 @@ each is computed once for a block of rows."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,28 @@ def test_a_killed_program_keeps_its_finished_blocks_and_ends_with_the_same_bytes
     assert make("killed", "causal-lm", world, 20)["computed"] == 4 and forwards.taken() == [8, 8, 4]
     names = [path.name for path in stored_blocks()]
     assert len(names) == 3 and tokens_of("killed").equals(tokens_of("whole"))
+
+
+def test_a_file_system_without_hard_links_has_copies_of_the_blocks(
+    worlds: dict[str, Path], forwards: Forwards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*paths: Any) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    make("linked", "causal-lm", worlds["causal-lm"], 10)
+    monkeypatch.setattr(os, "link", no_links)
+    make("copied", "causal-lm", worlds["causal-lm"], 10)
+    assert tokens_of("copied").equals(tokens_of("linked"))
+
+
+@pytest.mark.parametrize("loss", ["forward_kl", "sequence"])
+def test_problems_of_a_teachers_files_are_in_its_field(
+    loss: str, worlds: dict[str, Path], forwards: Forwards, tmp_path: Path
+) -> None:
+    world = shutil.copytree(worlds["sft"], tmp_path / "sft")
+    (world / "teacher/generation_config.json").write_text("[]")
+    (problem,) = raised_problems(make, "first", "sft", world, 8, **{"training.teacher.loss": loss})
+    assert problem.where == "training.teacher.path" and problem.message.startswith(f"the teacher {world / 'teacher'}: ")
 
 
 @pytest.mark.parametrize(("task", "can_write"), [("causal-lm", False), ("sft", True)])

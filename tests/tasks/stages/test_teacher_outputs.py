@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from tasks.cache import store
+from tasks.cache.history import History
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
+from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.resolve import pin
 from tasks.stages.teacher_outputs import require_labels, teacher_outputs
 from tests.arrow import read_arrow, write_arrow
 from tests.raised import raised_problems
-from tests.tasks.forward_passes import Forwards, count_forwards
+from tests.tasks.forward_passes import Forwards, count_forwards, stored_blocks
 from tests.training import tiny
 from tests.training.tiny import LABELS
 from training.recipe import Recipe, parse
@@ -158,6 +163,44 @@ def test_a_model_of_another_task_is_refused(base: Path, forwards: Forwards, tmp_
         (other / "config.json").write_text(json.dumps(config | change))
         (problem,) = raised_problems(make, "first", tmp_path / "world")
         assert problem.where == "training.teacher.path" and message in problem.message
+
+
+def test_a_teachers_file_that_changes_after_it_was_pinned_is_refused_by_name_and_nothing_is_stored(
+    base: Path, forwards: Forwards, tmp_path: Path
+) -> None:
+    write_rows(base, 8)
+    shutil.copytree(base / "teacher", tmp_path / "world/teacher")
+    lock, file = lock_of(tmp_path / "world"), tmp_path / "world/teacher/model.safetensors"
+    work = Work("first", home_folder() / "artifacts/teacher_outputs/first", "run", (), "teacher_outputs")
+    for change in (lambda: file.write_bytes(file.read_bytes()[:-4] + bytes(4)), file.unlink):
+        change()
+        (problem,) = raised_problems(teacher_outputs.make, work, recipe(tmp_path / "world"), lock, DATA)
+        assert problem.where.endswith("teacher/model.safetensors") and "has changed since" in problem.message
+    assert not forwards.blocks and not stored_blocks() and not output("first").exists()
+
+
+def test_problems_of_a_teachers_files_are_in_its_field(base: Path, forwards: Forwards, tmp_path: Path) -> None:
+    write_rows(base, 8)
+    file = shutil.copytree(base / "teacher", tmp_path / "world/teacher") / "model.safetensors"
+    weights = load_file(file)
+    del weights["classifier.weight"]
+    save_file(weights, file, {"format": "pt"})
+    (problem,) = raised_problems(make, "first", tmp_path / "world")
+    assert problem.where == "training.teacher.path" and problem.kind == "training"
+    assert problem.message.startswith(f"the teacher {tmp_path / 'world/teacher'}: ") and "lacks 1" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("computed", "expected"), [(9, "time: ?"), (256, "about 4 s at the 10 rows/s of the last run")]
+)
+def test_a_plan_estimates_by_runs_that_computed_enough_rows(
+    computed: int, expected: str, base: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    History("small").remember_key("teacher_outputs", "k")
+    result = {"rows_per_second": 10.0, "computed": computed}
+    monkeypatch.setattr(store, "manifest_of", lambda stage, key: (SimpleNamespace(result=result),))
+    data = Artifact(stage="load_data", key="d", digest="-", result=SimpleNamespace(train_rows=40, labels=3))
+    assert expected in teacher_line("big", recipe(base), lock_of(base), data, None)
 
 
 def test_a_folder_that_is_no_teacher_is_refused_in_the_field_that_names_it(home: Path, tmp_path: Path) -> None:

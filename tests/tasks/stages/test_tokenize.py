@@ -19,6 +19,7 @@ from tests.training.programs_here import PREDICT, run
 from tests.training.vocabularies import CHAT, chat, save_repository
 from training import task_types
 from training.batching.batches import TokenRows
+from training.jobs.protocol import sha256
 from training.models.loading import export, load_for_training, load_tokenizer
 from training.models.repository_files import chat_template
 from training.problems import UserError
@@ -47,10 +48,14 @@ def recipe_of(folder: Path, **checks: str) -> Recipe:
     return parse({"name": "test", "task": "sequence-classification", "data": data, "model": model, "tokens": tokens})
 
 
+def pinned(file: Path) -> PinnedFile:
+    return PinnedFile(path=str(file), sha256=sha256(file))
+
+
 def loaded(repository: Path, recipe: Recipe, **other: PinnedFile) -> Path:
     """The folder that the stage load_model fills from the repository, and with other files over those."""
     MODEL.path.mkdir(parents=True)
-    files = {path.name: PinnedFile(path=str(path), sha256="") for path in repository.iterdir()} | other
+    files = {path.name: pinned(path) for path in repository.iterdir()} | other
     work = Work(MODEL.key, MODEL.path, "run")
     load_model.make(work, recipe, Lock(model_files=files), None)
     assert not [file for file in work.job.rglob("*") if file.is_file()], "a base model may take half of the disk"
@@ -63,7 +68,7 @@ def test_a_chat_template_of_the_recipe_is_the_tokenizers_byte_for_byte(home: Pat
     repository = save_repository(tmp_path / "it", "llama", chat(), CHAT)
     (tmp_path / "mine.jinja").write_bytes(b"{{ messages[0]['content'] }}\r\n")
     recipe = recipe_of(repository)
-    mine = PinnedFile(path=str(tmp_path / "mine.jinja"), sha256="")
+    mine = pinned(tmp_path / "mine.jinja")
     folder = loaded(repository, recipe, **{"chat_template.jinja": mine}) / "tokenizer"
     assert (folder / "chat_template.jinja").read_bytes() == b"{{ messages[0]['content'] }}\r\n"
     theirs = AutoTokenizer.from_pretrained(folder)

@@ -8,8 +8,8 @@ the model, at the temperature:
     reverse_kl   KL(q || p)
     jsd          beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q
 
-reverse_kl leaves out the outcomes that are impossible for the teacher (LEAST), and has q of the others, because it would
-be infinite: with K = V of the teacher, the rest is the rows of vocabulary that only the model has, such as padding.
+reverse_kl leaves out outcomes that are impossible for the teacher (LEAST), for which it would be infinite; q is that of
+the others. If all tokens of the teacher are stored, the rest is the rows of the vocabulary that only the model has.
 
 With K = V they are those of the whole distributions, as TRL 1.16's GKDTrainer computes them (Agarwal et al.,
 arXiv:2306.13649). With fewer, they are at most as large, because merging outcomes lowers a divergence. By the chain
