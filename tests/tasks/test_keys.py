@@ -126,7 +126,8 @@ MINED = {
     "data": {**PAIRED["data"], "negatives": {"source": "base", "range_max": 50}},
     "model": {"source": "folder", "path": "me/small"},
 }
-SEARCHED: dict[str, Any] = {**RERANKING, "data": {**RERANKING["data"], "negatives": {"source": "bm25"}}}
+LISTS = {"source": "csv", "path": "rows", "columns": {"documents": "documents", "labels": "labels"}}
+SEARCHED: dict[str, Any] = {**RERANKING, "data": {**LISTS, "negatives": {"source": "bm25"}}}
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
