@@ -26,8 +26,8 @@ from training.engine import checkpoints
 from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
-from training.recipe import Recipe, ResolvedCompute, Training
-from training.recipe.fields import packages_of
+from training.recipe import Recipe, ResolvedCompute
+from training.recipe.fields import Training, packages_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.kernels import Kernels, kernels_of
 from training.recipe.tables.metrics import entries

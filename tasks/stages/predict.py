@@ -68,7 +68,11 @@ def predict(
             **({"data": files_of(data, [f"{split}.arrow" for split in splits])} if data else {}),
         },
         code=task_types.code_modules(recipe.task),
-        outside=(*figures_code(recipe.task), *(() if answers else ("training.engine.answers",))),
+        # A corpus is searched here, by the order of evaluations.
+        outside=(
+            *(figures_code(recipe.task) if recipe.data.corpus is None else ()),
+            *(() if answers else ("training.engine.answers",)),
+        ),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "pyarrow", *(("tokenizers", *task_type.libraries) if data else ())),
         field_names=FIELD_NAMES | {"splits": "evaluation.splits"},

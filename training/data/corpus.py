@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -15,9 +15,11 @@ from training.data.file_systems import display_name
 from training.data.ipc_files import CORPUS, in_blocks, ipc_writer
 from training.data.prediction_rows import RowReader
 from training.problems import Problem, UserError
-from training.recipe.data_fields import Data
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.task_specification import TaskSpecification
+
+if TYPE_CHECKING:
+    from training.recipe.data_fields import Data
 
 FIELD = "data.corpus"
 

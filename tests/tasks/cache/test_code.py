@@ -48,8 +48,8 @@ ALLOWED = {
     "training.recipe.fields": {"Training", "ResolvedCompute", "Lora", "Drift"},
     # The entries of the formats and models that a stage exports are inputs of it.
     "training.recipe.tables.exports": {"EXPORTS", "OUTPUTS", "by_module"},
-    # Names of fields and of a slice, and a section; the fields' values are inputs of the stage.
-    "training.recipe.data_fields": {"DATASET", "OF_MIXTURE", "SHARED", "Negatives"},
+    # Names of fields, of splits and of a slice, and a section; the fields' values are inputs of the stage.
+    "training.recipe.data_fields": {"DATASET", "EVALUATED", "OF_MIXTURE", "SHARED", "Negatives"},
     # The digest of the rows that it reads is an input of the stage.
     "training.data.prediction_rows": {"RowReader", "WantedShard", "read_shards"},
     "training.recipe.reading_rules": {"ReadingRules"},
@@ -81,10 +81,12 @@ ALLOWED_IN_TASKS = {
     },
 }
 # The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others
-# where figures can change the weights.
+# where figures can change the weights. The last line is the search in a corpus, by predict alone, which then leaves out
+# no code of evaluation.
 FIGURE_HOOKS = {
     *("baseline", "_rank_by_words", "metric_inputs", "empty_predictions", "calibrate", "write_turns"),
-    "tokenizer_problems",
+    *("tokenizer_problems", "_rank", "rows_of_entries"),
+    *("__init__", "add"),
 }
 
 
