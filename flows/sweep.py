@@ -44,7 +44,7 @@ from tasks.stages.compare import compare, find_champion
 from tasks.stages.compare_seeds import compare_seeds, describe_gain
 from tasks.stages.fit import engine_for
 from tasks.stages.predict import predict_champion
-from tasks.stages.resolve import pin_teachers
+from tasks.stages.resolve import pin_variants
 from tasks.sweeps.pictures import draw_pictures
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
@@ -57,7 +57,7 @@ from training.recipe import Recipe, Sweep, parse, parse_sweep
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LOOK_S = 1.0
 """Between two looks at trials that run at once."""
-RESOLVED = ("model", "compute", *(f"training.teacher.{name}" for name in ("source", "path", "revision")))
+RESOLVED = ("model", "compute", "data.unlabelled", *(f"training.teacher.{name}" for name in ("source", "path", "revision")))
 """Parts of the recipe that `resolve` reads: a trial that changes one of them resolves them again."""
 LEAST_SEEDS = 3
 """Seeds that have completed with all variants, for an interval."""
@@ -152,8 +152,8 @@ def _search(
     recipe = parse(values, overrides)
     ready = prepare(executor, recipe)
     fork_client.start()  # threads of several trials would each start one
-    teachers = pin_teachers(recipe, sweep.variants.values())
-    key = study_key(recipe, sweep, ready.lock, ready.data, ready.model, teachers)
+    of_variants = pin_variants(recipe, sweep.variants.values())
+    key = study_key(recipe, sweep, ready.lock, ready.data, ready.model, of_variants)
     with only_sweep(key), _table_artifact() as show:
         study = Study(key, recipe, sweep)
         tracker.set_tags({STUDY_TAG: study.name})

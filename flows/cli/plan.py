@@ -31,7 +31,7 @@ from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import Judged, expect_comparison, find_obstacles
 from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
-from tasks.stages.resolve import pin_teachers
+from tasks.stages.resolve import pin_variants
 from tasks.stages.teacher_outputs import name_of_teacher
 from tasks.sweeps.study import Study, only_sweep, study_key
 from tasks.sweeps.trial_state import UNFINISHED, Trial
@@ -223,8 +223,8 @@ def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[
 def _stored_trials(recipe: Recipe, sweep: Sweep, planned: Scored) -> list[Trial]:
     if not (isinstance(planned.data, Artifact) and isinstance(planned.model, Artifact)):
         return []
-    teachers = pin_teachers(recipe, sweep.variants.values())
-    key = study_key(recipe, sweep, planned.lock, planned.data, planned.model, teachers)
+    of_variants = pin_variants(recipe, sweep.variants.values())
+    key = study_key(recipe, sweep, planned.lock, planned.data, planned.model, of_variants)
     if not (home() / "sweeps" / key).is_dir():
         return []
     try:

@@ -271,10 +271,14 @@ def pin_tokenizer(recipe: Recipe) -> Lock:
     return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
 
 
-def pin_teachers(recipe: Recipe, variants: Iterable[Mapping[str, Any]]) -> list[Lock]:
-    """The locks of the teachers alone, of a recipe with the fields of each variant of a sweep. Raises UserError."""
+def pin_variants(recipe: Recipe, variants: Iterable[Mapping[str, Any]]) -> list[Lock]:
+    """The locks of the teacher and of the rows without labels alone, of a recipe with the fields of each variant of a
+    sweep. Raises UserError."""
     written = recipe.model_dump(exclude_unset=True)
-    return [_pin_alone(lambda one, found, _: _pin_teacher(one, found), parse(written, fields)) for fields in variants]
+    return [
+        _pin_alone(lambda one, found, _: _pin_teacher(one, found) | _pin_unlabelled(one), parse(written, fields))
+        for fields in variants
+    ]
 
 
 def _pin_alone(

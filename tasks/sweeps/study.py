@@ -61,9 +61,10 @@ def study_key(
     recipe: Recipe, sweep: Sweep, lock: Lock, data: Artifact, model: Artifact, of_variants: Sequence[Lock] = ()
 ) -> str:
     """The study's name: a digest of everything that a trial's figures depend on beside its settings. `of_variants` are
-    the locks of the teachers that variants name."""
+    the locks of the teachers, and of the rows without labels, that variants name."""
     code = code_behind([*PROGRAMS, *task_types.code_modules(recipe.task)])
     absent = () if sweep.variants else ("variants", "seeds")
+    unlabelled = [[pin.sha256 for pin in one.unlabelled] for one in (lock, *of_variants)]
     return digest_of(
         {
             "sweep": sweep.model_dump(mode="json", exclude={*LIMITS, *absent}),
@@ -71,6 +72,7 @@ def study_key(
             "compute": {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision},
             "upstream": {"load_data": data.digest, "load_model": model.digest},
             "teachers": [one.teacher for one in (lock, *of_variants)],
+            **({"unlabelled": unlabelled} if any(unlabelled) else {}),
             "code": code.digests,
             "libraries": library_versions(["torch", "transformers", "accelerate", "optuna", *code.distributions]),
         }

@@ -129,6 +129,8 @@ FIXED_SECTIONS = {
     "evaluation": "trials are judged by the same metrics",
 }
 """Parts of the recipe that are the same for all trials, with the reason."""
+VARIED = ("data.unlabelled",)
+"""Fields of these parts that variants may replace, because no trial is judged on their rows."""
 
 
 def parse_sweep(
@@ -332,7 +334,7 @@ def _find_unfitting(
 ) -> Iterator[Problem]:
     """Problems of the space, the variants, the metric and the pruner with this recipe."""
     for variant, fields in sweep.variants.items():
-        fixed = [field for field in fields if field.partition(".")[0] in FIXED_SECTIONS]
+        fixed = [field for field in fields if field.partition(".")[0] in FIXED_SECTIONS and field not in VARIED]
         for field in fixed:
             reason = FIXED_SECTIONS[field.partition(".")[0]]
             message = f"replaces {field}: {reason}. Replace fields of training, model, tokens or options."
