@@ -57,7 +57,12 @@ from training.recipe import Recipe, Sweep, parse, parse_sweep
 MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LOOK_S = 1.0
 """Between two looks at trials that run at once."""
-RESOLVED = ("model", "compute", "data.unlabelled", *(f"training.teacher.{name}" for name in ("source", "path", "revision")))
+RESOLVED = (
+    "model",
+    "compute",
+    "data.unlabelled",
+    *(f"training.teacher.{name}" for name in ("source", "path", "revision")),
+)
 """Parts of the recipe that `resolve` reads: a trial that changes one of them resolves them again."""
 LEAST_SEEDS = 3
 """Seeds that have completed with all variants, for an interval."""

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from training.programs.drift import DriftResult
     from training.programs.evaluate import EvaluateResult
     from training.programs.export_model import ExportResult
+    from training.programs.loaded_teacher import TeacherResult
     from training.programs.observe import ObserveResult
     from training.programs.predict import BlocksResult, PredictResult
-    from training.programs.teacher_outputs import TeacherResult
     from training.tokenization.token_files import TokenizeResult
 
 

@@ -31,8 +31,9 @@ from training.models.repository_files import labels_of_config, part_of, read_jso
 from training.problems import UserError
 from training.programs import teacher_texts, teacher_tokens
 from training.programs.compare_teacher import CompareTeacherSettings
+from training.programs.loaded_teacher import FIELD, TeacherResult, TeacherSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
-from training.programs.teacher_outputs import FIELD, ROWS_AT_ONCE, TeacherResult, TeacherSettings, find_missing
+from training.programs.teacher_outputs import ROWS_AT_ONCE, find_missing
 from training.programs.teacher_tokens import TokenSettings
 from training.recipe import Recipe
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules

@@ -28,8 +28,8 @@ from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.models.weights import read_shapes
 from training.programs.compare import CompareSettings, compare_models
 from training.programs.compare_exports import TIMED_ROWS, measure_in_turn
+from training.programs.loaded_teacher import FIELD
 from training.programs.score import read_predictions
-from training.programs.teacher_outputs import FIELD
 from training.task_types.task_type import TaskType
 from training.tokenization.transformers_encoder import load_encoder
 

@@ -6,7 +6,7 @@ inputs     model, tokenizer (the teacher's folders, which may be one), student (
 settings   TokenSettings, below
 output     train/NUMBER.arrow: blocks of rows with the columns of training.task_types.losses.token_distillation, in the
            order of the token rows
-result     training.programs.teacher_outputs.TeacherResult
+result     training.programs.loaded_teacher.TeacherResult
 
 The blocks (training/jobs/blocks.py) are links if the file system has them, so that they take their place on the
 disk once. One process writes the same bytes as several with as many threads each.
@@ -15,23 +15,18 @@ disk once. One process writes the same bytes as several with as many threads eac
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from training import task_types
-from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_files, read_block
+from training.jobs.blocks import ROWS_IN_BLOCK, read_block
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, rank
+from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import UserError
-from training.programs.predict import progress_of_rows
-from training.programs.predict_champion import require_task
-from training.programs.teacher_outputs import FIELD, TeacherResult, TeacherSettings, in_field_of_teacher
+from training.programs.loaded_teacher import FIELD, LoadedTeacher, Report, TeacherResult, TeacherSettings
 from training.task_types.task_type import LearnsTokens
 from training.tokenization.features import list_column
 
@@ -57,35 +52,22 @@ class TokenSettings(TeacherSettings):
 def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     """Computes the likeliest tokens of every target."""
     from training.batching.batches import IGNORED, TokenRows
-    from training.distributed import ranks
-    from training.engine.inference import compute
     from training.models import loading
     from training.task_types.losses.token_distillation import IDS, LOGPS, top_tokens
 
-    device = ranks.join_group()
-    loading.make_deterministic()
     settings = TokenSettings.model_validate(job.settings)
-    folder, tokenizer_folder = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
-    task_type = task_types.load(settings.task, settings.options)
+    teacher = LoadedTeacher(job_dir, job, settings, events)
+    task_type = teacher.task_type
     assert isinstance(task_type, LearnsTokens)
-    require_task(task_type, settings.task, folder, settings.teacher, "teacher", FIELD, "name a teacher of this task.")
-    own = loading.load_tokenizer(Path(job.inputs["student"]), folder)
-    with in_field_of_teacher(settings.teacher):
-        of_teacher = loading.load_tokenizer(tokenizer_folder, folder)
-    require_same_tokens(settings.teacher, of_teacher, own, can_write=task_type.teacher_writes)
+    own = loading.load_tokenizer(Path(job.inputs["student"]), teacher.folder)
+    require_same_tokens(settings.teacher, teacher.tokenizer, own, can_write=task_type.teacher_writes)
     known = 1 + max(own.get_vocab().values())
     collate = task_type.collator(own, loading.padding_multiple())
     rows = TokenRows(Path(job.inputs["tokens"]) / "train.arrow").table
-    batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
-    computed, spent_s = 0, 0.0
 
-    @cache
-    def load_network() -> PreTrainedModel:
-        with in_field_of_teacher(settings.teacher):
-            network = loading.load_trained(task_type, folder)
-            loading.require_positions(network, max_length=settings.max_length)
-            task_type.prepare(network, own)
-        return network.to(device)
+    def prepare(network: PreTrainedModel) -> None:
+        loading.require_positions(network, max_length=settings.max_length)
+        task_type.prepare(network, own)
 
     def read(model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         is_target = task_type.target_ids(batch) != IGNORED
@@ -100,18 +82,11 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
             }
         )
 
-    def compute_block(split: str, first: int, block: pa.Table) -> pa.Table | None:
-        nonlocal computed, spent_s
-        report = progress_of_rows(events, split, first, len(rows))
-        network, tokens, began = load_network(), TokenRows(block), time.monotonic()
-        found = compute(task_type, network, tokens, collate, batch_size, precision, read, report)
-        computed += len(block)
-        spent_s += time.monotonic() - began
-        return None if rank() else found
+    def compute(network: PreTrainedModel, block: pa.Table, report: Report) -> pa.Table:
+        return teacher.forward(network, TokenRows(block), collate, read, report)
 
     rows_in_block = max(1, min(ROWS_IN_BLOCK, VALUES_IN_BLOCK // (settings.max_length * settings.top_k)))
-    found = compute_files(job_dir / BLOCKS, {"train": rows}, compute_block, rows_in_block)
-    ranks.leave_group()
+    found = teacher.compute_files({"train": rows}, compute, rows_in_block, prepare)
     for split, files in found.items():
         (job_dir / OUTPUT / split).mkdir()
         for number, file in enumerate(files):
@@ -120,10 +95,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
                 place.hardlink_to(file)
             except OSError:  # a file system without hard links
                 shutil.copyfile(file, place)
-    rest = _mean_rest(found.get("train", []), IDS, LOGPS)
-    return TeacherResult(
-        rows=len(rows), rows_per_second=round(computed / max(spent_s, 1e-9), 1), computed=computed, rest=rest
-    )
+    return teacher.result(len(rows), rest=_mean_rest(found.get("train", []), IDS, LOGPS))
 
 
 def require_same_tokens(

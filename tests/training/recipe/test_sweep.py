@@ -49,6 +49,14 @@ def test_variants_have_the_same_seeds_as_the_recipe_and_all_settings_a_turn_with
     assert parse_sweep(RECIPE, {"variants": FAST, "seeds": [7, 8, 9]})[1].trials == 6
 
 
+def test_variants_may_have_rows_without_labels_on_which_no_trial_is_judged() -> None:
+    taught = {"training.teacher": {"source": "registry", "path": "big@champion"}}
+    variants = {"teacher": taught, "more": {**taught, "data.unlabelled": "more.csv"}}
+    assert parse_sweep(RECIPE, {"variants": variants})[1].settings_of_trial(3)["data.unlabelled"] == "more.csv"
+    message = problems({"variants": {"more": {"data.unlabelled": "more.csv"}}})["sweep.variants.more"]
+    assert message.startswith("data.unlabelled: 'more.csv' are rows from which only a teacher's outputs teach")
+
+
 @pytest.mark.parametrize(
     ("sweep", "where", "message"),
     [
