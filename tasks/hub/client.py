@@ -22,6 +22,8 @@ from training.problems import NETWORK, Problem, UserError, server_error
 from training.recipe import Recipe
 
 METADATA_TIMEOUT_S = 10.0
+EVAL_RESULTS = ".eval_results/finetune.yaml"
+"""The path of this project's evaluation results in a model's repository; other files of the folder are the user's."""
 
 Kind = Literal["model", "dataset"]
 

@@ -28,7 +28,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils._http import default_client_factory
 
-from tasks.hub.client import PublishSettings, build_token_error, find_cause
+from tasks.hub.client import EVAL_RESULTS, PublishSettings, build_token_error, find_cause
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, sha256
 from training.models.repository_files import part_of
@@ -41,8 +41,8 @@ TIMEOUT_S = 300.0
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     """Pushes the model, and returns its repo, revision, commit and url.
 
-    Weights and tokenizer files in the repository that this model does not have are removed: they belong to an earlier
-    model.
+    Weights, tokenizer files and evaluation results in the repository that this model does not have are removed: they
+    belong to an earlier model.
     """
     settings = PublishSettings.model_validate(job.settings)
     pushed = push(
@@ -50,7 +50,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
         Branch(settings.repo, settings.revision, settings.private),
         {path: Path(file) for path, file in settings.files.items()},
         title=settings.title,
-        replaced=lambda path: "/" not in path and part_of(path) is not None,
+        replaced=lambda path: path == EVAL_RESULTS or ("/" not in path and part_of(path) is not None),
         pull_request=settings.pull_request,
     )
     if not pushed.is_new:

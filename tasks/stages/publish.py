@@ -9,9 +9,10 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, Publication, Verdict, Version, by_stage
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock
-from tasks.hub.client import PublishSettings, build_environment
+from tasks.hub.client import EVAL_RESULTS, PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
+from tasks.ledgers.eval_results import build_eval_results
 from tasks.registry.model_card import CALIBRATION_PICTURES, CURVES, CardFacts, build_card
 from tasks.registry.version_exports import released_exports
 from training import task_types
@@ -76,6 +77,9 @@ def publish(
         pictures = [calibrated.path / "log" / name for name in CALIBRATION_PICTURES]
         files |= {file.name: str(file) for file in pictures if file.is_file()}
     files |= {"README.md": str(readme), CURVES: str(trained.path / "log" / CURVES)}
+    if (results := build_eval_results(recipe, lock, data, scores)) is not None:
+        (work.out / "eval_results.yaml").write_text(results, encoding="utf-8")
+        files[EVAL_RESULTS] = str(work.out / "eval_results.yaml")
     # Concurrent runs with the same model publish it once.
     with named_lock(f"hub-{hub.repo.replace('/', '--')}"):
         published = run_child(

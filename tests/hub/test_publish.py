@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from tasks.cache.results import (
     Artifact,
@@ -24,6 +24,7 @@ from tasks.cache.results import (
     Version,
 )
 from tasks.cache.stage import Work
+from tasks.hub.client import EVAL_RESULTS
 from tasks.registry.model_card import CardFacts, build_card, build_description
 from tasks.registry.version_exports import released_exports
 from tasks.stages.publish import publish
@@ -65,6 +66,8 @@ RELEASED = {
     **{"int8/model.safetensors": b"whole numbers", "int8/config.json": b"{}"},
 }
 """The files of these exports."""
+WHOLE = b'{"held_out": {}, "left_out": {"test": 0}, "filtered": {"test": 0}}'
+"""A report on rows of which none are held out or left out."""
 PROMOTE = Verdict(decision="promote", reason="it reaches every minimum.")
 
 
@@ -91,7 +94,7 @@ def refs(home: Path) -> dict[str, Artifact]:
     rows = LoadDataResult(train_rows=8949, test_rows=6, labels=2, warnings=0)
     exports = {name: ComparedExport.model_validate(one) for name, one in EXPORTS.items()}
     return {
-        "data": artifact("load_data", {"labels.json": LABELS}, rows),
+        "data": artifact("load_data", {"labels.json": LABELS, "log/report.json": WHOLE}, rows),
         "trained": artifact("fit", trained, FITTED, {"library.torch": "2.13.0", "training.seed": 42}),
         "predictions": predictions("test", [0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1]),
         "scores": artifact("score", {"metrics.json": b"{}"}, SCORES),
@@ -150,7 +153,10 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     with Watched() as watched:
         first, _ = run(refs, home, "first")
     files = {path: file.content for path, file in hub.repos["models", REPO].at("main").files.items()}
-    readme = files.pop("README.md")
+    readme, results = files.pop("README.md"), files.pop(EVAL_RESULTS)
+    (entry,) = parse_eval_result_entries(yaml.safe_load(results))
+    assert (entry.dataset_id, entry.task_id, entry.dataset_revision) == (ROWS, "default", "d" * 40)
+    assert (entry.value, entry.notes) == (0.8, "accuracy on test, 95 % interval 0.7000 to 0.9000")
     assert files == MODEL | {"loss.png": b"a picture"} | RELEASED  # nothing else that only artifacts have
     assert hub.repos["models", REPO].private
     assert (first.repo, first.revision) == (REPO, "main") and first.url == f"{hub.url}/{REPO}/tree/main"
@@ -167,6 +173,19 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert len(stored) > 10 and [path for path in stored if token in path.read_bytes()] == []
     titles = "".join(commit.title for commit in hub.repos["models", REPO].commits.values())
     assert token not in readme + b"".join(files.values()) + titles.encode()
+
+
+def test_a_model_without_evaluation_results_removes_those_of_the_model_before(
+    hub: Hub, refs: dict[str, Artifact], home: Path
+) -> None:
+    def published() -> set[str]:
+        return {*hub.repos["models", REPO].at("main").files}
+
+    run(refs, home, "first")
+    assert EVAL_RESULTS in published()
+    held_out = {"labels.json": b'["bad", "fine"]', "log/report.json": WHOLE.replace(b"{}", b'{"test": 6}', 1)}
+    run(refs | {"data": artifact("load_data", held_out, refs["data"].result, key="h" * 40)}, home, "second")
+    assert EVAL_RESULTS not in published()
 
 
 def test_a_token_without_write_permission_is_reported_and_is_in_no_log(

@@ -1,0 +1,65 @@
+"""Evaluation results for the Hub: only those that are comparable with other models' on the same dataset."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import EvalResultEntry, parse_eval_result_entries
+
+from tasks.cache.results import Lock, PinnedCommit
+from tasks.ledgers.eval_results import build_eval_results
+from tests.made import LABELS, ROWS, artifact
+from training.recipe import parse
+
+ON_HUB = Lock(data_hub=PinnedCommit(name="stanfordnlp/imdb@main", commit="d" * 40))
+WHOLE = {"held_out": {}, "left_out": {"test": 0}, "filtered": {"test": 0}}
+
+
+def build(
+    lock: Lock = ON_HUB, report: dict[str, Any] = WHOLE, value: float = 0.8, **data: Any
+) -> EvalResultEntry | None:
+    """The result of a model whose accuracy is `value`, as the Hub's client reads it."""
+    recipe = parse(
+        {
+            "name": "reviews",
+            "task": "sequence-classification",
+            "data": {"source": "hub", "path": "stanfordnlp/imdb", "text": ["text"], "label": "label", **data},
+            "model": {"source": "hub", "path": "me/base"},
+            "evaluation": {"splits": ["validation", "test"], "metrics": ["accuracy", "f1"]},
+        }
+    )
+    rows = artifact("load_data", {"labels.json": LABELS, "log/report.json": json.dumps(report).encode()}, ROWS)
+    interval = {"low": 0.7, "high": 0.9}
+    scores = {split: {name: {"value": value, **interval} for name in ("accuracy", "f1")} for split in ("test", "train")}
+    text = build_eval_results(recipe, lock, rows, artifact("score", {"metrics.json": b"{}"}, scores))
+    if text is None:
+        return None
+    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
+    return entry
+
+
+def test_the_hubs_client_reads_the_judged_metric_with_its_dataset_commit_and_interval(home: Path) -> None:
+    assert build(config="plain_text") == EvalResultEntry(
+        dataset_id="stanfordnlp/imdb",
+        task_id="plain_text",
+        value=0.8,
+        dataset_revision="d" * 40,
+        notes="accuracy on test, 95 % interval 0.7000 to 0.9000",
+    )
+
+
+@pytest.mark.parametrize("reason", ["held_out", "left_out", "filtered"])
+def test_a_split_that_is_not_whole_gives_no_result(home: Path, reason: str) -> None:
+    assert build(report=WHOLE | {reason: {"test": 3}}) is None
+    assert build(report=WHOLE | {reason: {"validation": 3}}) is not None
+
+
+def test_rows_from_elsewhere_the_first_rows_of_a_split_and_undefined_values_give_no_result(home: Path) -> None:
+    assert build(lock=Lock()) is None
+    assert build(limit=100) is None
+    assert build(value=math.nan) is None
