@@ -43,6 +43,7 @@ from tasks.stages.teacher_outputs import (
     is_beside_teacher,
     load_unlabelled,
     predict_teacher,
+    require_dimensions,
     require_labels,
     teacher_outputs,
 )
@@ -115,6 +116,7 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
     require_labels(recipe, lock, data)
+    require_dimensions(recipe, lock, model)
     mined, written = None, None
     if (negatives := recipe.data.negatives) is not None:
         mined = build(mine_negatives, recipe, lock, data, model if negatives.source == "base" else None)
@@ -128,8 +130,8 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
         unlabelled = build(load_unlabelled, recipe, lock, data)
         more_tokens = build(tokenize_unlabelled, recipe, unlabelled, model)
     if taught is not None and not taught.writes_targets:
-        of_tokens = (model, tokens) if by_tokens(recipe) else ()
-        teacher = build(teacher_outputs, recipe, lock, data, unlabelled, *of_tokens)
+        of_tokens = (model, tokens) if by_tokens(recipe) else (None, None)
+        teacher = build(teacher_outputs, recipe, lock, data, unlabelled, *of_tokens, mined)
     return TrainingInputs(lock, data, model, with_reference, mined, teacher, more_tokens, held, folds)
 
 

@@ -20,14 +20,14 @@ from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
-from training.data.ipc_files import groups_file
+from training.data.ipc_files import CORPUS, groups_file
 from training.data.prediction_rows import format_of
 from training.data.unlabelled import FIELD as UNLABELLED
 from training.data.unlabelled import UnlabelledResult
 from training.data.unlabelled import load_unlabelled as read_unlabelled
 from training.evaluation.scores import ComparedTeacher
 from training.jobs.protocol import NotInKey, Settings, TaskSettings
-from training.models.repository_files import labels_of_config, part_of, read_json
+from training.models.repository_files import dimensions_of_config, labels_of_config, part_of, read_json
 from training.problems import UserError
 from training.programs import teacher_texts, teacher_tokens
 from training.programs.compare_teacher import CompareTeacherSettings
@@ -42,7 +42,7 @@ from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.metrics import entries
 from training.recipe.task_specification import specification
 from training.task_types.generation import Generation
-from training.task_types.task_type import TaskType
+from training.task_types.task_type import LearnsVectors, TaskType
 
 PROGRAM = "training.programs.teacher_outputs"
 
@@ -121,21 +121,21 @@ def teacher_outputs(
     unlabelled: Artifact | None = None,
     model: Artifact | None = None,
     tokens: Artifact | None = None,
+    mined: Artifact | None = None,
 ) -> StageJob:
     """Computes the outputs of the recipe's teacher for the training rows, and for rows without labels, so that training
     holds one model alone. Validation and test need none: their loss is the ordinary one. Of language models the outputs
     are the likeliest tokens of each target in `tokens`, for which the teacher needs the tokenizer of `model`; or the
-    teacher writes the targets of `data`. Other teachers read `data` by their own tokenizer.
+    teacher writes the targets of `data`. Other teachers read `data`, or the rows with `mined` documents, by their own
+    tokenizer.
 
     The teacher's files, task type and options, the training rows and their labels, the length, and the number format of
     prediction; of language models the temperature and top_k, or the options of generation. Nothing else of the model
     that learns, so all of them share the result, and those of other rows its equal blocks of rows.
     """
-    teacher, version = recipe.training.teacher, lock.teacher_version
+    teacher, own = recipe.training.teacher, task_types.load(**recipe.task_and_options)
     assert teacher is not None
-    options = recipe.options if version is None else version.options or {}
-    max_length = recipe.tokens.max_length if version is None else version.max_length
-    own = task_types.load(**recipe.task_and_options)
+    options, max_length = _options(recipe, lock), _max_length(recipe, lock)
     task: dict[str, Any] = {
         "task": recipe.task,
         "teacher": name_of_teacher(recipe, lock),
@@ -157,10 +157,13 @@ def teacher_outputs(
         )
         rows = {"tokens": files_of(tokens, ["train.arrow"]), "student": folder_of(model, "tokenizer")}
         return _job(teacher_tokens.__name__, recipe, lock, comparing, rows)
-    theirs = task_types.load(recipe.task, options)
+    theirs = _task_type(recipe, lock)
     options = theirs.options_of("tokenize") | theirs.options_of("predict")
     reading = TeacherSettings(**task, options=options, max_length=max_length, batch_size=ROWS_AT_ONCE)
-    rows = {"data": files_of(data, ["labels.json", "train.arrow"])}
+    if theirs.teacher_outputs == "vectors":
+        rows = {"data": files_of(mined or data, ["train.arrow"])}
+    else:
+        rows = {"data": files_of(data, ["labels.json", "train.arrow"])}
     if unlabelled is not None:
         rows["unlabelled"] = files_of(unlabelled, ["train.arrow"])
     return _job(PROGRAM, recipe, lock, reading, rows)
@@ -215,7 +218,10 @@ def predict_teacher(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
             batch_size=ROWS_AT_ONCE,
             mixed_precision=lock.mixed_precision,
         ),
-        reads={**_files_of_teacher(recipe, lock), "data": files_of(data, ["labels.json", f"{split}.arrow"])},
+        reads={
+            **_files_of_teacher(recipe, lock),
+            "data": files_of(data, ["labels.json", f"{split}.arrow", f"{CORPUS}.arrow"]),
+        },
         code=task_types.code_modules(recipe.task),
         outside=("training.engine.answers", "training.evaluation.preferences"),
         users_code=task_types.user_code(recipe.task),
@@ -284,9 +290,17 @@ def compare_teacher(
 
 def _task_type(recipe: Recipe, lock: Lock) -> TaskType:
     """The teacher's."""
-    return task_types.load(
-        recipe.task, recipe.options if lock.teacher_version is None else lock.teacher_version.options or {}
-    )
+    return task_types.load(recipe.task, _options(recipe, lock))
+
+
+def _options(recipe: Recipe, lock: Lock) -> dict[str, Any]:
+    """The options of the teacher: a version's own, else the recipe's. The prompts of embeddings are then those of the
+    teacher's files, because the recipe has those of the model that learns."""
+    if lock.teacher_version is not None:
+        return lock.teacher_version.options or {}
+    task_type = task_types.class_of(recipe.task)
+    learned = task_type.learned_options if task_type.embeds else ()
+    return {name: value for name, value in recipe.options.items() if name not in learned}
 
 
 def _max_length(recipe: Recipe, lock: Lock) -> int:
@@ -372,17 +386,39 @@ def require_labels(recipe: Recipe, lock: Lock, data: Any) -> None:
 
     `data` is the artifact of load_data. A plan passes another value if it is unknown: then nothing is checked.
     """
-    if recipe.training.teacher is None or lock.teacher_hub is not None or not isinstance(data, Artifact):
+    if recipe.training.teacher is None or not isinstance(data, Artifact):
         return
     labels = json.loads((data.path / "labels.json").read_text())
-    if not labels:
+    if not labels or task_types.class_of(recipe.task).teacher_outputs == "vectors":
         return
-    if lock.teacher_version is not None:
-        try:
-            config = fetch_config(lock.teacher_version, FIELD)
-        except (UserError, MlflowFailed):  # gone since a recorded run, whose outputs may be stored
-            return
-    else:
-        config = read_json(Path(lock.teacher_files["config.json"].path))
+    if (config := _config(lock)) is None:
+        return
     if message := find_missing(name_of_teacher(recipe, lock), labels_of_config(config), labels):
         raise UserError.of("training", FIELD, message)
+
+
+def require_dimensions(recipe: Recipe, lock: Lock, model: Any) -> None:
+    """Raises UserError if the vectors of the teacher, of a registry or a folder, have other dimensions than the
+    embeddings of the base model, the artifact of load_model. Training checks a model of the Hub.
+
+    A plan passes another value if it is unknown: then nothing is checked.
+    """
+    if task_types.class_of(recipe.task).teacher_outputs != "vectors" or recipe.training.teacher is None:
+        return
+    if not isinstance(model, Artifact) or (config := _config(lock)) is None:
+        return
+    theirs, own = map(dimensions_of_config, (config, read_json(model.path / "model/config.json")))
+    if theirs is not None and own is not None:
+        LearnsVectors.require_dimensions(name_of_teacher(recipe, lock), theirs, own)
+
+
+def _config(lock: Lock) -> dict[str, Any] | None:
+    """The teacher's config.json; None if it is not here, as that of a model of the Hub."""
+    if lock.teacher_hub is not None:
+        return None
+    if lock.teacher_version is None:
+        return read_json(Path(lock.teacher_files["config.json"].path))
+    try:
+        return fetch_config(lock.teacher_version, FIELD)
+    except (UserError, MlflowFailed):  # gone since a recorded run, whose outputs may be stored
+        return None

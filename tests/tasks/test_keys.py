@@ -941,7 +941,7 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
             CALIBRATED if kind.prediction_type in (ONE_LABEL, MANY_LABELS) else {}
         )
         optional |= FOLDED if task == "sequence-classification" else {}
-        optional |= {None: {}, "tokens": TAUGHT}.get(kind.teacher_outputs, UNLABELLED)
+        optional |= {None: {}, "tokens": TAUGHT, "vectors": TAUGHT}.get(kind.teacher_outputs, UNLABELLED)
         pipeline(walk, parse(spelt(values, optional)))
         walk.code["predict_shard"] = code_of_batches(task, tiny.options)
         for stage, modules in walk.code.items():

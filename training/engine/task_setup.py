@@ -20,9 +20,10 @@ from training.evaluation import metrics
 from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import layers, loading
 from training.problems import UserError, nearest
+from training.task_types.losses import TEACHER
 from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs, with_unlabelled
 from training.task_types.losses.token_distillation import TokenDistillationLoss, with_tokens
-from training.task_types.task_type import LearnsTokens, TaskType
+from training.task_types.task_type import LearnsTokens, LearnsVectors, TaskType
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,6 +73,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         events.warning(task_type.loss_only_reason)
     # A sharded model computes in the lower precision, and so would the loss inside it.
     outside = compute.strategy != "ddp" or training.teacher is not None
+    if training.teacher is not None and isinstance(task_type, LearnsVectors):
+        task_type = _taught(task_type, training.teacher, train, model)
     loss = task_type.loss(training, settings.labels, train, outside=outside)  # of the rows with labels
     if (unlabelled := inputs.get("unlabelled")) is not None and training.teacher is not None:
         outputs, least = Path(inputs["teacher"]) / "unlabelled.arrow", training.teacher.unlabelled_min_confidence
@@ -115,12 +118,23 @@ def _train_rows(settings: FitSettings, inputs: Mapping[str, str]) -> TokenRows:
 def _loss_with_teacher(task_type: TaskType, ordinary: Loss, teacher: Teacher) -> Loss:
     outputs = task_type.teacher_outputs
     assert outputs is not None and teacher.loss != "sequence"
+    if outputs == "vectors":  # they are in the loss already
+        return ordinary
     temperature = teacher.temperature_of(outputs)
     if outputs != "tokens":
         return DistillationLoss(ordinary, outputs, temperature, teacher.weight)
     assert isinstance(task_type, LearnsTokens)
     divergence, beta = teacher.loss or "forward_kl", teacher.beta or 0.5
     return TokenDistillationLoss(ordinary, task_type.causal, divergence, beta, temperature, teacher.weight)
+
+
+def _taught(task_type: LearnsVectors, teacher: Teacher, train: TokenRows, model: PreTrainedModel) -> LearnsVectors:
+    """The task type with the loss of the teacher's vectors. Raises UserError if they have other dimensions than the
+    model's embeddings."""
+    row = train[0]
+    dimensions = len(row[TEACHER]) // len(row["text_ids"])
+    task_type.require_dimensions(teacher.path, dimensions, model.config.get_text_config().hidden_size)
+    return task_type.taught(dimensions, teacher.weight)
 
 
 def with_micro_batches(training: Training, divisor: int) -> Training:

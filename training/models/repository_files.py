@@ -344,6 +344,13 @@ def labels_of_config(config: Mapping[str, Any]) -> list[str]:
     return [str(named[number]) for number in sorted(named, key=int)]
 
 
+def dimensions_of_config(config: Mapping[str, Any]) -> int | None:
+    """The dimensions of a model's embeddings by its config.json; None if it has another name for them."""
+    of_text = config.get("text_config")
+    found = (of_text if isinstance(of_text, dict) else config).get("hidden_size")
+    return found if isinstance(found, int) else None
+
+
 def read_json_list(path: Path) -> list[dict[str, Any]]:
     """The JSON objects in the list of a file of a repository; empty if there is no such file or no list in it."""
     value = _read(path)

@@ -53,16 +53,16 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     teacher = LoadedTeacher(job_dir, job, TeacherSettings.model_validate(job.settings), events)
     task_type, data = teacher.task_type, Path(job.inputs["data"])
     assert isinstance(task_type, LearnsFromTeacher)
-    labels: list[str] = json.loads((data / "labels.json").read_text())
+    of_labels = task_type.teacher_outputs != "vectors"
+    labels: list[str] = json.loads((data / "labels.json").read_text()) if of_labels else []
     theirs = labels_of_config(read_json(teacher.folder / "config.json")) if labels else []
     if message := find_missing(teacher.settings.teacher, theirs, labels):
         raise UserError.of("training", FIELD, message)
     encoder, collate = teacher.load_encoder(), task_type.collator(teacher.tokenizer, loading.padding_multiple())
-    inputs = [name for name, column in task_type.columns.items() if not column.target and name != "label"]
     files = {"train": data / "train.arrow"}
     if (unlabelled := job.inputs.get("unlabelled")) is not None:
         files["unlabelled"] = Path(unlabelled) / "train.arrow"
-    rows = {split: _read(file, inputs) for split, file in files.items()}
+    rows = {split: _read(file, task_type.teacher_columns) for split, file in files.items()}
 
     def read(model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({TEACHER: task_type.outputs_of_teacher(outputs, batch)})

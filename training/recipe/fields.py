@@ -126,7 +126,7 @@ class Teacher(Section):
     """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
     temperature: float | None = Field(default=None, gt=0, le=1000)
     """Divides the logits of both models in the teacher's part of the loss: higher ones weigh small probabilities more
-    (Hinton et al., arXiv:1503.02531). Null: 2, of language models 1. Numbers have none."""
+    (Hinton et al., arXiv:1503.02531). Null: 2, of language models 1. Numbers and embeddings have none."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """The teacher's part of the loss; the labels have the rest. 1 learns from the teacher alone."""
     unlabelled_min_confidence: float | None = Field(default=None, gt=0, lt=1)

@@ -57,7 +57,7 @@ class TaskSpecification(RowSpecification):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = self.Options.model_validate(dict(options or {}))
 
-    teacher_outputs: ClassVar[Literal["classes", "labels", "numbers", "tokens"] | None] = None
+    teacher_outputs: ClassVar[Literal["classes", "labels", "numbers", "vectors", "tokens"] | None] = None
     """The outputs of a teacher from which its models can learn, as in training.task_types.losses.distillation_loss, of
     tokens as in token_distillation; None if they learn from no teacher."""
     teacher_writes: ClassVar[bool] = False

@@ -15,10 +15,11 @@ N rows of a split, M texts of all rows, Q queries, C documents.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +33,18 @@ from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import MAX_SCORES, TIE, Others, Rankings, rank, rank_by
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.task_type import Column, CorpusSearch, MinesNegatives, SearchesCorpus
+from training.task_types.losses import TEACHER
+from training.task_types.task_type import Column, CorpusSearch, LearnsVectors, MinesNegatives, SearchesCorpus
 from training.task_types.text_embedding import Embeddings, TextEmbedding
+from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
-    from training.batching.batches import TokenRows
+    import torch
+    from transformers import PreTrainedModel
+    from transformers.utils import ModelOutput
+
+    from training.batching.batches import Batch, TokenRows
+    from training.task_types.task_type import Loss
 
 ANCHOR, POSITIVE, NEGATIVE, NEGATIVES = "anchor", "positive", "negative", "negatives"
 TEXT, LABEL = "text", "label"
@@ -55,7 +63,7 @@ LossOfLabels: TypeAlias = Literal[
 PromptColumn: TypeAlias = Literal["anchor", "positive", "negative", "negatives", "text"]
 
 
-class Embedding(TextEmbedding, MinesNegatives, SearchesCorpus):
+class Embedding(TextEmbedding, LearnsVectors, MinesNegatives, SearchesCorpus):
     """Embeddings of texts, from pairs of texts that belong together or from texts with labels."""
 
     class Options(TextEmbedding.Options):
@@ -123,6 +131,9 @@ class Embedding(TextEmbedding, MinesNegatives, SearchesCorpus):
     prediction_type: ClassVar = RANKINGS
     metrics: ClassVar = metrics_for(RANKINGS)
     usual_metrics: ClassVar = ("ndcg_at_10",)
+    teacher_outputs = "vectors"
+    _teacher: tuple[int, float] | None = None
+    """The dimensions and the weight of a teacher's vectors."""
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         if self.learns_labels:
@@ -158,6 +169,36 @@ class Embedding(TextEmbedding, MinesNegatives, SearchesCorpus):
     def given_prompts(self) -> dict[str, str] | None:
         given = super().given_prompts()
         return given and {**dict.fromkeys((NEGATIVE, NEGATIVES), given.get(POSITIVE, "")), **given}
+
+    # A teacher: its vector of each text is beside the embedding, (M, 2 D), and so in the loss of a whole step
+
+    @property
+    def teacher_columns(self) -> list[str]:
+        return [*self.own_prompts]
+
+    def outputs_of_teacher(self, outputs: ModelOutput, batch: Batch) -> pa.ListArray:
+        """The embeddings of the row's texts, one after another."""
+        vectors = outputs["logits"].float().cpu().numpy()
+        counts = (batch["labels"][:, 1:] >= 0).sum(dim=1).cpu().numpy()
+        return list_column(vectors.reshape(-1), counts * vectors.shape[1])
+
+    def taught(self, dimensions: int, weight: float) -> Self:
+        learning = copy.copy(self)
+        learning._teacher = dimensions, weight
+        return learning
+
+    @property
+    def step_function(self) -> Loss:
+        from training.task_types.losses.distillation_loss import VectorDistillationLoss
+
+        ordinary = super().step_function
+        return ordinary if self._teacher is None else VectorDistillationLoss(ordinary, *self._teacher)
+
+    def embed(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        import torch
+
+        embeddings = super().embed(model, batch)
+        return torch.cat([embeddings, batch[TEACHER]], dim=1) if TEACHER in batch else embeddings
 
     # Mined negatives
 

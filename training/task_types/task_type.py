@@ -17,12 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.problems import UserError
 from training.recipe.column_types import Column
 from training.recipe.task_specification import TaskSpecification
 from training.tokenization.features import encode_texts
@@ -52,6 +53,7 @@ __all__ = [
     "GeneratesAnswers",
     "LearnsFromTeacher",
     "LearnsTokens",
+    "LearnsVectors",
     "Loss",
     "MinesNegatives",
     "SearchesCorpus",
@@ -335,6 +337,11 @@ class LearnsFromTeacher(TaskType):
     """A loss that also compares with the outputs of a teacher, which the stage teacher_outputs computes once, before
     training: a task type with `teacher_outputs`."""
 
+    @property
+    def teacher_columns(self) -> list[str]:
+        """The columns of rows that a teacher reads, if they are there."""
+        return [name for name, column in self.columns.items() if not column.target and name != "label"]
+
     @abstractmethod
     def outputs_of_teacher(self, outputs: ModelOutput, batch: Batch) -> pa.ListArray:
         """The numbers of each feature row that are stored, from a teacher's outputs of `forward`."""
@@ -342,6 +349,22 @@ class LearnsFromTeacher(TaskType):
     def join_outputs(self, outputs: pa.Array, features: pa.RecordBatch) -> pa.Array:
         """The numbers of each row of the data, from those of its feature rows; by default the same."""
         return outputs
+
+
+class LearnsVectors(LearnsFromTeacher):
+    """The same for embeddings: a task type whose `teacher_outputs` are "vectors"."""
+
+    @abstractmethod
+    def taught(self, dimensions: int, weight: float) -> Self:
+        """The task type for batches with a teacher's vectors of so many dimensions, whose loss compares with them."""
+
+    @staticmethod
+    def require_dimensions(teacher: str, theirs: int, own: int) -> None:
+        """Raises UserError if the teacher's vectors have other dimensions than the embeddings of the model."""
+        if theirs != own:
+            message = f"the vectors of {teacher} have {theirs} dimensions, and the model's embeddings {own}: name a "
+            message += f"teacher with {own}, or a model with {theirs} (its hidden_size)."
+            raise UserError.of("training", "training.teacher.path", message)
 
 
 class LearnsTokens(TaskType):

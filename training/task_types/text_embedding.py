@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, PadTexts, TokenRows
     from training.recipe import Training
-    from training.task_types.losses.embedding_loss import EmbeddingLoss
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder
 
@@ -218,7 +217,7 @@ class TextEmbedding(WholeStep):
         return ModelOutput(logits=self.embed(model, batch))
 
     @property
-    def step_function(self) -> EmbeddingLoss:
+    def step_function(self) -> Loss:
         """The loss of embeddings that the options select."""
         from training.task_types.losses.embedding_loss import EmbeddingLoss
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.results import Artifact, Lock
 from tasks.reports.formatting import format_count, format_size
+from training.models.repository_files import dimensions_of_config, read_json
 from training.recipe import Recipe
 from training.recipe.task_specification import specification_class
 
@@ -28,16 +30,20 @@ def teacher_line(name: str, recipe: Recipe, lock: Lock, data: Any, unlabelled: A
     rows += unlabelled.result.rows if isinstance(unlabelled, Artifact) else 0
     parts.append(f"{format_count(rows, 'row')} at most: rows of blocks that are stored cost nothing")
     parts.append(f"about {rows / rate:,.0f} s at the {rate:,.0f} rows/s of the last run" if rate else "time: ?")
-    return ", ".join([*parts, _disk(recipe, data.result.labels, rows)])
+    return ", ".join([*parts, _disk(recipe, lock, data.result.labels, rows)])
 
 
-def _disk(recipe: Recipe, labels: int, rows: int) -> str:
+def _disk(recipe: Recipe, lock: Lock, labels: int, rows: int) -> str:
     """The size of the outputs."""
     teacher, a_row = recipe.training.teacher, BYTES_A_NUMBER * max(1, labels)
     assert teacher is not None
     if teacher.writes_targets:
         return "texts on disk"
-    if specification_class(recipe.task).teacher_outputs == "tokens":
+    outputs = specification_class(recipe.task).teacher_outputs
+    if outputs == "vectors":
+        dimensions = dimensions_of_config(read_json(config)) if (config := _file(lock, "config.json")) else None
+        return f"{BYTES_A_NUMBER * dimensions:,} bytes a text on disk" if dimensions else "vectors on disk"
+    if outputs == "tokens":
         return f"{BYTES_A_NUMBER * (2 * teacher.top_k + 1):,} bytes a target on disk"
     if recipe.task == "token-classification":
         return f"{a_row:,} bytes a word on disk"
@@ -57,12 +63,19 @@ def _weight_bytes(lock: Lock) -> int | None:
     """The size of the teacher's weights, if its files are here."""
     if lock.teacher_files:
         return sum(pin.size_bytes or 0 for name, pin in lock.teacher_files.items() if name.endswith(".safetensors"))
+    if (config := _file(lock, "config.json")) is None:
+        return None
+    return sum(file.stat().st_size for file in config.parent.glob("*.safetensors"))
+
+
+def _file(lock: Lock, name: str) -> Path | None:
+    """A file of the teacher, if it is here."""
+    if lock.teacher_files:
+        return Path(lock.teacher_files[name].path)
     if lock.teacher_version is None or lock.teacher_version.key is None:
         return None
     try:
         trained = store.find("fit", lock.teacher_version.key)
     except store.Damaged:
         return None
-    if trained is None:
-        return None
-    return sum(file.stat().st_size for file in (trained.path / "model").glob("*.safetensors"))
+    return None if trained is None else trained.path / "model" / name

@@ -111,12 +111,27 @@ def figures(options: Mapping[str, Any], texts: int, scores: list[float] | None) 
     return {"loss": found.item(), "gradient": gradient.tolist()}
 
 
+def teacher_figures() -> dict[str, Any]:
+    """The loss of sentence-transformers by a teacher's vectors of single texts, and its gradient."""
+    from sentence_transformers.sentence_transformer import losses
+
+    own, vectors = (column.clone() for column in embeddings(2).unbind(1))
+    found = losses.MSELoss(Given())([{"given": own.requires_grad_()}], vectors)
+    found.backward()
+    assert own.grad is not None
+    return {"loss": found.item(), "gradient": own.grad.tolist()}
+
+
 def main() -> None:
     """Writes the figures of all losses with the version of sentence-transformers."""
     import sentence_transformers
 
     found = {name: figures(*case) for name, case in CASES.items()}
-    content = {"sentence_transformers": sentence_transformers.__version__, "losses": found}
+    content = {
+        "sentence_transformers": sentence_transformers.__version__,
+        "losses": found,
+        "teacher": teacher_figures(),
+    }
     FIGURES.write_text(json.dumps(content) + "\n")
 
 

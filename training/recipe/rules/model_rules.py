@@ -158,6 +158,9 @@ def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if task_type.teacher_outputs == "tokens" and (path := written["data.unlabelled"]) is not None:
         message = f"{path!r} has rows without targets, and a language model learns from target tokens: set it to null."
         yield "data.unlabelled", message
+    if task_type.teacher_outputs == "vectors" and (path := written["data.unlabelled"]) is not None:
+        message = f"{path!r} has rows without targets, and task {written['task']} compares texts that belong together: "
+        yield "data.unlabelled", f"{message}add them to data, or set it to null."
     if loss is not None and task_type.teacher_outputs != "tokens":
         message = f"is for language models, and task {written['task']} has the loss of its outputs: set it to null."
         yield "training.teacher.loss", f"{loss} {message}"
@@ -173,10 +176,12 @@ def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     without = {"beta"} if loss != "jsd" else set()
     without |= {"temperature", "weight", "top_k"} if loss == "sequence" else set()
     without |= {"top_k"} if task_type.teacher_outputs != "tokens" else set()
+    without |= {"temperature"} if task_type.teacher_outputs == "vectors" else set()
     for name in sorted(without):
         default = written.fields("training.teacher")[name].default
         if (value := written[f"training.teacher.{name}"]) != default:
-            has = f"`loss: {loss}`" if loss else f"task {written['task']}" if name == "top_k" else "forward_kl"
+            of_task = name == "top_k" or task_type.teacher_outputs == "vectors"
+            has = f"`loss: {loss}`" if loss else f"task {written['task']}" if of_task else "forward_kl"
             yield f"training.teacher.{name}", f"{value} does nothing with {has}: leave it out."
 
 

@@ -49,7 +49,10 @@ class AddTeacher:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = self._collate(rows)
-        if TEACHER in rows[0]:
+        if TEACHER in rows[0] and "text_ids" in rows[0]:  # the vectors of the texts, (M, D)
+            vectors = [row[TEACHER].reshape(len(row["text_ids"]), -1) for row in rows]
+            batch[TEACHER] = torch.from_numpy(np.concatenate(vectors))
+        elif TEACHER in rows[0]:
             batch["labels"] = add_outputs(batch["labels"], rows)
         elif IDS in rows[0]:
             batch["labels"] = add_tokens(batch["labels"], rows)
@@ -176,3 +179,30 @@ class DistillationLoss:
         else:
             soft = functional.binary_cross_entropy_with_logits(logits, outputs.sigmoid(), reduction="none").mean(dim=1)
         return soft * self.temperature**2
+
+
+@dataclass(frozen=True)
+class VectorDistillationLoss:
+    """The mean loss of a batch, (), of embeddings with the teacher's vectors beside them, (M, 2 D), and facts of the
+    rows, (B, F), as in embedding_loss.Texts:
+
+        (1 - weight) · ordinary + weight · teacher's part
+
+    The teacher's part of a row is the mean squared difference over its texts and the dimensions; if all rows have as
+    many texts, that of MSELoss of sentence-transformers. Embeddings without vectors, (M, D), as evaluations have them,
+    have the ordinary loss.
+    """
+
+    ordinary: Loss
+    dimensions: int
+    weight: float
+
+    def __call__(self, embeddings: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
+        if embeddings.dim() < 2 or embeddings.shape[1] == self.dimensions:
+            return self.ordinary(embeddings, facts)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            own, vectors = embeddings.float().split(self.dimensions, dim=1)
+            counts = (facts[:, 1:] >= 0).sum(dim=1)
+            of_text = (own - vectors).square().mean(dim=1) / counts.repeat_interleave(counts)
+            total = self.weight * of_text.sum() / len(facts)
+            return total + (1.0 - self.weight) * self.ordinary(own, facts) if self.weight < 1 else total
