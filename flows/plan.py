@@ -15,7 +15,7 @@ from tasks.stages.fit import engine_for, launch_early
 from tasks.stages.preflight.model_check import CheckedModel, require_model
 from tasks.tracking.connection import MlflowFailed, read_aliases
 from tasks.tracking.mlflow_run import deliver_earlier_runs
-from training.problems import NETWORK, Problem, UserError
+from training.problems import NETWORK, Problem, UserError, collected
 from training.recipe import Recipe, Sweep
 
 
@@ -29,10 +29,8 @@ def plan_stages(recipe: Recipe, planner: Planner, *, before_run: bool) -> tuple[
     """
     problems: list[Problem] = []
     finished, checked = None, CheckedModel()
-    try:
+    with collected(problems):
         finished = pipeline(planner, recipe)
-    except UserError as error:
-        problems += error.problems
     trains = finished is None or any(_trains(row) and row.state != "cached" for row in planner.rows)
     plain = recipe.training.lora is None and not recipe.release.exports
     built_soon = before_run and recipe.model.source == "scratch" and plain

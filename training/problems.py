@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -100,14 +100,29 @@ def rename(where: str, names: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the problems of a UserError have the names that `rename` returns."""
+def relocated(to: str | Callable[[str], str]) -> Iterator[None]:
+    """Inside, the problems of a UserError have this `where`, or the one that `to` returns for theirs."""
     try:
         yield
     except UserError as error:
         raise UserError(
-            problem.model_copy(update={"where": rename(problem.where, names)}) for problem in error.problems
+            problem.model_copy(update={"where": to if isinstance(to, str) else to(problem.where)})
+            for problem in error.problems
         ) from error
+
+
+def renamed(names: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    """Inside, the problems of a UserError have the names that `rename` returns."""
+    return relocated(lambda where: rename(where, names))
+
+
+@contextlib.contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """A UserError ends the block, and its problems are added to the list: what comes next finds its own too."""
+    try:
+        yield
+    except UserError as error:
+        problems.extend(error.problems)
 
 
 def full_disk(folder: Path, error: BaseException | None = None) -> UserError | None:

@@ -32,7 +32,7 @@ from tasks.stages.load_data import (
     write_template_folder,
 )
 from tasks.stages.must_hold import load_must_hold_settings, read_must_hold
-from tasks.stages.preflight.gate_power import Judged, describe_few_rows, expect_comparison, find_obstacles
+from tasks.stages.preflight.gate_power import JudgedEntries, describe_few_rows, expect_comparison, find_obstacles
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import (
     add_template,
@@ -164,7 +164,7 @@ def _check_judged_rows(recipe: Recipe, folder: Path, findings: Findings) -> None
     """Adds the reasons why the rows that the gate judges by can promote no model, and a note if they are few."""
     if recipe.release.registry is None or not (folder / f"{recipe.judged_split}.arrow").is_file():
         return
-    judged = Judged.of(recipe, folder)
+    judged = JudgedEntries.of(recipe, folder)
     for message in find_obstacles(recipe, judged.number, expect_comparison(recipe, None), judged.groups):
         problem = Problem(kind="release", where="release.gate", message=message, level="warning")
         findings.problems.append(problem.model_dump())

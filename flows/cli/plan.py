@@ -28,7 +28,7 @@ from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
 from tasks.stages.load_data import needs_tokenizer
-from tasks.stages.preflight.gate_power import Judged, expect_comparison, find_obstacles
+from tasks.stages.preflight.gate_power import JudgedEntries, expect_comparison, find_obstacles
 from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
 from tasks.stages.resolve import pin_variants
@@ -163,7 +163,7 @@ def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
         return []
     if recipe.judged_split not in data.result.rows:  # the numbers of rows of an artifact of before
         return []
-    judged = Judged.of(recipe, data.path)
+    judged = JudgedEntries.of(recipe, data.path)
     return list(find_obstacles(recipe, judged.number, expect_comparison(recipe, data), judged.groups))
 
 

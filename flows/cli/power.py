@@ -15,7 +15,7 @@ from tasks.registry.monitored_versions import find_monitored, read_recipe
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.preflight.gate_power import (
     ASSUMED_DIFFERING,
-    Judged,
+    JudgedEntries,
     clusters_of,
     confidence_of,
     count_groups,
@@ -69,7 +69,7 @@ def power(arguments: argparse.Namespace) -> int:
     if stored is None and arguments.rows is None:
         message = "the rows are not stored yet: run the recipe first, or give their number, such as --rows 1000."
         raise UserError.of("option", "--rows", message)
-    judged = Judged.of(recipe, stored.path) if stored is not None else None
+    judged = JudgedEntries.of(recipe, stored.path) if stored is not None else None
     rows, groups = (arguments.rows, None) if judged is None else (arguments.rows or judged.number, judged.groups)
     comparison = expect_comparison(recipe, stored)
     comparison = arguments.comparison if comparison is not None and arguments.comparison else comparison

@@ -16,7 +16,7 @@ from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
-from training.problems import UserError
+from training.problems import UserError, relocated
 from training.programs.chat import ANSWERED, QUESTION, READY, STOP, TEXT, TURNS, ChatSettings
 from training.tokenization.tool_calls import parse_message
 
@@ -39,10 +39,8 @@ def require_assistant(model: ModelSpec, max_new_tokens: int | None) -> ModelSpec
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
     where = "--max-new-tokens"
-    try:
+    with relocated(where):
         most = cast(Any, task_types.load(task, options).options).max_new_tokens
-    except UserError as error:
-        raise UserError(problem.model_copy(update={"where": where}) for problem in error.problems) from None
     if not most:
         message = f"with 0 {name} generates nothing: give the most tokens of an answer, such as 128."
         raise UserError.of("option", where, message)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tasks import servers
 from tasks.prefect import run_folder
 from tasks.servers import PREFECT, VARIABLES, ServicesFailed
 from training.jobs.search_path import start_variables
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, collected, nearest, relocated
 from training.recipe import (
     SWEEP_ENTRYPOINT,
     BatchPrediction,
@@ -74,10 +75,8 @@ def read_deployments(files: Sequence[Path]) -> list[Deployment]:
     deployments: list[Deployment] = []
     problems: list[Problem] = []
     for file in files:
-        try:
+        with collected(problems):
             deployments += _read_file(file)
-        except UserError as error:
-            problems += error.problems
     names = [(deployment.flow, deployment.name) for deployment in deployments]
     for name in sorted({name for name in names if names.count(name) > 1}):
         where = ", ".join(
@@ -172,12 +171,8 @@ def _read_file(file: Path) -> list[Deployment]:
                 _build_problem(f"{where}.entrypoint", message + nearest(str(entry.get("entrypoint")), FLOWS))
             )
             continue
-        try:
+        with collected(problems), relocated(partial("{}: {}".format, where)):
             _check_parameters(str(entry["entrypoint"]), entry.get("parameters") or {})
-        except UserError as error:
-            problems += [
-                problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
-            ]
     if problems:
         raise UserError(problems)
     return deployments
@@ -200,18 +195,15 @@ def _check_parameters(entrypoint: str, parameters: Mapping[str, Any]) -> None:
     if entrypoint != BATCH_PREDICT:
         parse(parameters.get("recipe", {}), parameters.get("overrides"))
         return
-    unknown = [
+    problems = [
         _build_problem(f"parameters.{name}", f"no such parameter: choose from {', '.join(PREDICTION_PARAMETERS)}.")
         for name in parameters
         if name not in PREDICTION_PARAMETERS
     ]
-    try:
+    with collected(problems), relocated(lambda where: f"prediction.{where}"):
         parse_batch_prediction(parameters.get("prediction", {}))
-    except UserError as error:
-        found = [problem.model_copy(update={"where": f"prediction.{problem.where}"}) for problem in error.problems]
-        raise UserError([*unknown, *found]) from None
-    if unknown:
-        raise UserError(unknown)
+    if problems:
+        raise UserError(problems)
 
 
 def _check_model_parameters(parameters: Mapping[str, Any], required: set[str], optional: set[str]) -> Iterator[Problem]:

@@ -5,21 +5,21 @@ The lock is stored with the flow run, so that a retried run uses the content of 
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of, pin_files
-from tasks.cache.results import Lock, PinnedFile, PinnedRows
+from tasks.cache.results import Lock, PinnedCommit, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
 from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
 from tasks.jobs.engines import engine_of
-from tasks.jobs.hardware import gpu_compute_capabilities, mixed_precision, visible_gpus
+from tasks.jobs.hardware import mixed_precision, visible_gpus
+from tasks.jobs.this_machine import find_problems_here
 from tasks.prediction.input_rows import list_files
 from tasks.registry.champions import digest_rows, find_base, find_retriever, find_start, find_teacher
 from tasks.tracking.connection import find_registry_problems
@@ -31,14 +31,11 @@ from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, POOLING, part_of, require_files, require_model_folder
 from training.models.repository_files import name_of as name_of_file
 from training.models.weights import read_shapes
-from training.problems import Problem, UserError, on_one_line
-from training.recipe import Compute, Data, Recipe, parse
-from training.recipe.fields import Lora, packages_of
+from training.problems import Problem, UserError, collected, on_one_line, relocated
+from training.recipe import Data, Recipe, parse
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
-from training.recipe.tables.exports import missing_packages
 from training.recipe.tables.formats import FORMATS
-from training.recipe.tables.kernels import kernels_of
 from training.tokenization.chat_templates import require_template
 
 
@@ -79,11 +76,8 @@ def _download_metrics(recipe: Recipe) -> None:
     problems: list[Problem] = []
     for index, name in enumerate(recipe.evaluation.metrics):
         if name.startswith(PREFIX):
-            try:
+            with collected(problems), relocated(f"evaluation.metrics[{index}]"):
                 fetch(name)
-            except UserError as error:
-                where = f"evaluation.metrics[{index}]"
-                problems += (problem.model_copy(update={"where": where}) for problem in error.problems)
     if problems:
         raise UserError(problems)
 
@@ -98,18 +92,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     compute = recipe.compute
     gpus, machines = len(visible_gpus()), compute.num_machines
     processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes
-    if 0 < gpus * machines < processes:
-        message = f"{processes} is too many: each process trains on a GPU of its own, and there are {gpus * machines}."
-        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
-    if processes % machines:
-        message = f"{processes} cannot be shared evenly by {machines} machines: give a multiple."
-        problems.append(Problem(kind="compute", where="compute.num_processes", message=message))
-    problems += [
-        *engine_of(compute.cluster).find_package_problems(),
-        *_strategy_here(compute, processes, gpus),
-        *_lora_here(recipe.training.lora, gpus),
-    ]
-    problems += [*_kernels_here(recipe), *_exports_here(recipe)]
+    problems += [*engine_of(compute.cluster).find_package_problems(), *find_problems_here(recipe, processes, gpus)]
     if problems:
         raise UserError(problems)
     precision = mixed_precision() if compute.mixed_precision == "auto" else compute.mixed_precision
@@ -118,7 +101,7 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
 
 def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
     """Fields of the lock; adds to `problems`. The base model is not looked up if training starts from the champion."""
-    found = dict[str, Any](notes=[], unreachable=[])
+    found = _start()
     try:
         found |= _pin_data(recipe, found, progress) | _pin_negatives(recipe, found) | _pin_unlabelled(recipe)
         problems += _find_absent_splits(recipe, found)
@@ -131,22 +114,14 @@ def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> d
         if recipe.model.start_from == "champion":  # it is unknown whether there is one
             return found
     if found.get("started_from") is None:
-        try:
-            found |= _pin_model(recipe, found, progress)
-        except UserError as error:
-            problems.extend(error.problems)
-    try:
+        with collected(problems):
+            found |= _pin_model(recipe, found)
+    with collected(problems):
         found |= _pin_teacher(recipe, found)
-    except UserError as error:
-        problems.extend(error.problems)
-    try:
+    with collected(problems):
         found["must_hold"] = pin_must_hold(recipe)
-    except UserError as error:
-        problems.extend(error.problems)
-    try:
+    with collected(problems):
         found["model_files"] = found.get("model_files", {}) | _pin_chat_template(recipe)
-    except UserError as error:
-        problems.extend(error.problems)
     return found
 
 
@@ -159,13 +134,8 @@ def pin_must_hold(recipe: Recipe) -> list[PinnedFile]:
 
 def _pin_rows(path: str, where: str, rules: ReadingRules) -> list[PinnedFile]:
     """The files of rows at the path in a field of the recipe."""
-    try:
+    with relocated(lambda found: where if found == "input[0]" else found):
         return pin_files(list_files([path], rules=rules))
-    except UserError as error:
-        raise UserError(
-            problem.model_copy(update={"where": where}) if problem.where == "input[0]" else problem
-            for problem in error.problems
-        ) from error
 
 
 def _pin_unlabelled(recipe: Recipe) -> dict[str, Any]:
@@ -205,87 +175,33 @@ def _pin_chat_template(recipe: Recipe) -> dict[str, PinnedFile]:
     return {CHAT_TEMPLATE: _pin_files([file])[0]}
 
 
-def _strategy_here(compute: Compute, processes: int, gpus: int) -> list[Problem]:
-    """Problems with the strategy on this machine."""
-    found = []
-    if compute.strategy != "ddp" and processes == 1 and compute.offload == "no":
-        message = f"{compute.strategy!r} shares a model among processes, and there is one GPU or none (num_processes: "
-        found.append(("strategy", f"{message}auto): set compute.num_processes or compute.offload, or use ddp."))
-    if compute.strategy.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        message = f"{compute.strategy!r} needs the package deepspeed, which is not installed here: install the extra, "
-        found.append(("strategy", f"{message}`pip install 'finetune-flows[deepspeed]'`, or use fsdp."))
-    if compute.offload != "no" and not gpus:
-        message = f"{compute.offload!r} moves what a GPU does not need, and there is none here: set it to no."
-        found.append(("offload", message))
-    if compute.strategy != "ddp" and compute.mixed_precision == "fp16" and not gpus:
-        message = f"'fp16' with {compute.strategy} needs GPUs, and there is none here: use bf16 or no."
-        found.append(("mixed_precision", message))
-    return [Problem(kind="compute", where=f"compute.{field}", message=message) for field, message in found]
-
-
-def _lora_here(lora: Lora | None, gpus: int) -> Iterator[Problem]:
-    """Problems with adapters on this machine."""
-    if lora is not None and lora.quantization is not None and not gpus:
-        message = f"{lora.quantization!r} holds weights in 4 bits on an NVIDIA GPU, and there is none here: set it to "
-        message += "null for LoRA with weights in full precision, or run where there is one."
-        yield Problem(kind="training", where="training.lora.quantization", message=message)
-    for package in packages_of(lora):
-        if importlib.util.find_spec(package) is None:
-            extra = {"peft": "lora", "bitsandbytes": "qlora"}[package]
-            message = f"needs the package {package}, which is not installed here: install the extra, "
-            message += f"`pip install 'finetune-flows[{extra}]'`, or set it to null."
-            where = "training.lora" if package == "peft" else "training.lora.quantization"
-            yield Problem(kind="training", where=where, message=message)
-
-
-def _kernels_here(recipe: Recipe) -> Iterator[Problem]:
-    """Problems with kernels for GPUs on this machine."""
-    fields = kernels_of(recipe.model.attn_implementation, recipe.training.use_liger_kernel)
-    capabilities = gpu_compute_capabilities() if fields else []
-    for field, kernels in fields.items():
-        if lacks := list(kernels.find_lacks(capabilities)):
-            value, default = (
-                (repr(recipe.model.attn_implementation), "null") if field.startswith("model.") else ("true", "false")
-            )
-            message = f"{value} needs kernels for NVIDIA GPUs, but {', and '.join(lacks)}: set it to {default}."
-            yield Problem(kind=field.partition(".")[0], where=field, message=message)
-
-
-def _exports_here(recipe: Recipe) -> Iterator[Problem]:
-    """Problems with exports on this machine."""
-    for command, packages in missing_packages(recipe.release.exports).items():
-        message = f"{', '.join(recipe.release.exports)}: exports need {', '.join(packages)}, not installed here: "
-        message += f"install the extra, `{command}`, or remove the field."
-        yield Problem(kind="release", where="release.exports", message=message)
-
-
 def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> Lock:
     """The lock of the data alone. Raises UserError."""
-    return _pin_alone(_pin_data, recipe, progress)
+    found = _start()
+    return Lock(**found | _pin_data(recipe, found, progress))
 
 
 def pin_tokenizer(recipe: Recipe) -> Lock:
     """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         _require_whole(_model_folder(recipe))
-    return _pin_alone(_pin_model, recipe) if recipe.model.source in ("hub", "registry") else Lock()
+    found = _start()
+    return Lock(**found | _pin_model(recipe, found)) if recipe.model.source in ("hub", "registry") else Lock()
 
 
 def pin_variants(recipe: Recipe, variants: Iterable[Mapping[str, Any]]) -> list[Lock]:
     """The locks of the teacher and of the rows without labels alone, of a recipe with the fields of each variant of a
     sweep. Raises UserError."""
-    written = recipe.model_dump(exclude_unset=True)
-    return [
-        _pin_alone(lambda one, found, _: _pin_teacher(one, found) | _pin_unlabelled(one), parse(written, fields))
-        for fields in variants
-    ]
+    written, locks = recipe.model_dump(exclude_unset=True), []
+    for fields in variants:
+        one, found = parse(written, fields), _start()
+        locks.append(Lock(**found | _pin_teacher(one, found) | _pin_unlabelled(one)))
+    return locks
 
 
-def _pin_alone(
-    look: Callable[..., dict[str, Any]], recipe: Recipe, progress: Progress = lambda done, total: None
-) -> Lock:
-    found = dict[str, Any](notes=[], unreachable=[])
-    return Lock(**found | look(recipe, found, progress))
+def _start() -> dict[str, Any]:
+    """Fields of the lock before any name is looked up."""
+    return {"notes": [], "unreachable": []}
 
 
 def _look_up(kind: Kind, path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> Found:
@@ -314,14 +230,10 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
                 found["notes"] += _name_unread(one, unread, folders)
         except UserError as error:
             problems += data.locate(error.problems, index)
-    try:
+    with collected(problems):
         corrections = _pin_corrections(data.corrections) if data.corrections else None
-    except UserError as error:
-        problems += error.problems
-    try:
+    with collected(problems):
         corpus = _pin_rows(data.corpus, "data.corpus", ReadingRules.of(data)) if data.corpus else []
-    except UserError as error:
-        problems += error.problems
     if problems:
         raise UserError(problems)
     further = {"corrections": corrections, "corpus": corpus}
@@ -364,13 +276,19 @@ def _size(file: SourceFile) -> int | None:
     return sum(Path(text.file).stat().st_size for text in texts)
 
 
-def _pin_model(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _pin_repository(path: str, revision: str | None, recipe: Recipe, found: dict[str, Any]) -> PinnedCommit:
+    """The commit of a model on the Hub. Raises UserError if it lacks files."""
+    looked = _look_up("model", path, revision, recipe, found)
+    if looked.files is not None:
+        require_files(looked.files, f"{path!r} at {looked.pin.commit[:12]}")
+    return looked.pin
+
+
+def _pin_model(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
+    """The base model's version, commit or files, if it has any."""
     model = recipe.model
     if model.source == "hub":
-        looked = _look_up("model", str(model.path), model.revision, recipe, found)
-        if looked.files is not None:
-            require_files(looked.files, f"{model.path!r} at {looked.pin.commit[:12]}")
-        return {"model_hub": looked.pin}
+        return {"model_hub": _pin_repository(str(model.path), model.revision, recipe, found)}
     if model.source == "folder":
         return {"model_files": pin_model_folder(_model_folder(recipe))}
     if model.source == "registry":
@@ -397,17 +315,11 @@ def _pin_teacher(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     teacher = recipe.training.teacher
     if teacher is None:
         return {}
-    try:
-        if teacher.source == "hub":
-            looked = _look_up("model", teacher.path, teacher.revision, recipe, found)
-            if looked.files is not None:
-                require_files(looked.files, f"{teacher.path!r} at {looked.pin.commit[:12]}")
-            return {"teacher_hub": looked.pin}
-        if teacher.source == "folder":
+    if teacher.source != "registry":
+        with relocated("training.teacher.path"):
+            if teacher.source == "hub":
+                return {"teacher_hub": _pin_repository(teacher.path, teacher.revision, recipe, found)}
             return {"teacher_files": pin_model_folder(Path(teacher.path).expanduser().absolute())}
-    except UserError as error:
-        where = "training.teacher.path"
-        raise UserError(problem.model_copy(update={"where": where}) for problem in error.problems) from error
     version = find_teacher(recipe)
     if str(version) != teacher.path:
         found["notes"].append(f"the teacher is {version}, which is {teacher.path}")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from flows.cli.main import main
-from tasks.stages.preflight.gate_power import Judged, find_obstacles, measure_power
+from tasks.stages.preflight.gate_power import JudgedEntries, find_obstacles, measure_power
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_project
 from tests.training.tiny import CONFIG
@@ -123,7 +123,7 @@ def test_of_rankings_queries_count_not_rows(kind: str, tmp_path: Path) -> None:
     recipe = parse(base, fields)
     files = {split: [str(tmp_path / f"{split}.jsonl")] for split in ("train", "validation")}
     load(recipe.data, specification(**recipe.task_and_options), files, tmp_path / "data")
-    judged = Judged.of(recipe, tmp_path / "data")
+    judged = JudgedEntries.of(recipe, tmp_path / "data")
     assert judged.number == 8
     assert list(find_obstacles(recipe, judged.number, None)) == [
         "8 queries of validation promote no model: release.gate.min_rows is 20."

@@ -567,10 +567,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(resolving, "look_up", look_up)
     monkeypatch.setattr(resolving, "visible_gpus", lambda: [])
     monkeypatch.setattr("tasks.jobs.engines.RayEngine.find_package_problems", lambda engine: [])
-    monkeypatch.setattr(resolving, "_strategy_here", lambda *given: [])
-    monkeypatch.setattr(resolving, "_lora_here", lambda *given: [])
-    monkeypatch.setattr(resolving, "_kernels_here", lambda *given: [])
-    monkeypatch.setattr(resolving, "_exports_here", lambda *given: [])
+    monkeypatch.setattr(resolving, "find_problems_here", lambda *given: [])
     monkeypatch.setattr(resolving, "find_retriever", find_retriever)
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     monkeypatch.setattr("flows.pipeline.require_labels", lambda *given: None)  # the teachers name none

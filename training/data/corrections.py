@@ -32,7 +32,7 @@ from training.data.label_indices import whole_number
 from training.data.readers import Block
 from training.data.row_problems import shorten
 from training.local_files import read_local
-from training.problems import Problem, UserError, nearest, on_one_line
+from training.problems import Problem, UserError, nearest, on_one_line, relocated
 from training.recipe.source_columns import SourceColumns
 
 if TYPE_CHECKING:
@@ -271,11 +271,8 @@ def spell_label(label: Any) -> str:
 
 def read_lines(file: str) -> list[tuple[int, dict[str, str]]]:
     """Returns the lines of a file, as `parse_lines`. Raises UserError if it cannot be read, or lacks a column."""
-    try:
-        with as_user_error(file):
-            content = b"".join(read_pieces(file)) if is_url(file) else read_local(file)
-    except UserError as error:
-        raise UserError(one.model_copy(update={"where": FIELD}) for one in error.problems) from error
+    with relocated(FIELD), as_user_error(file):
+        content = b"".join(read_pieces(file)) if is_url(file) else read_local(file)
     return parse_lines(content, display_name(file))
 
 

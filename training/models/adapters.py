@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, set_seed
 from transformers.pytorch_utils import Conv1D
 
 from training.jobs.user_code import blame_field
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, collected, nearest
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -70,10 +70,8 @@ def find_unfit_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
     named: list[tuple[Callable[..., Any], str]] = [(_fully_trained_layers, name) for name in lora.modules_to_save or ()]
     named += [(_target_modules, name) for name in (targets if isinstance(targets, list) else ())]
     for find, name in named:
-        try:
+        with collected(problems):
             find(network, [name], ())
-        except UserError as error:
-            problems += error.problems
     layers = set[str]().union(*(_find_suffix(dict(network.named_modules()), name) for _, name in named))
     shared = [names for names in _names_of_weights(network).values() if len(names) > 1]
     if unfit := [names for names in shared if any(_is_within(_layer_of(name), layers) for name in names)]:

@@ -22,7 +22,7 @@ from training.jobs.protocol import Events, Job, Settings, TaskSettings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
 from training.models.weights import Fit, compare, head_problem, new_head_problem
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, collected
 from training.recipe.fields import Lora
 from training.task_types.task_type import BaseReference
 
@@ -83,10 +83,8 @@ def check(settings: CheckModelSettings) -> CheckedModel:
         return found
     found = found.model_copy(update={"vocab_size": loading.vocab_size(network)})
     problems: list[Problem] = []
-    try:
+    with collected(problems):
         loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())
-    except UserError as error:
-        problems += error.problems
     if settings.lora:
         problems += adapters.find_unfit_layers(network, settings.lora)
     problems += layers.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)

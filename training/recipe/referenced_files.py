@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.local_files import read_local
-from training.problems import Problem, UserError
+from training.problems import Problem, UserError, collected, relocated
 from training.recipe.accelerate_file import Refusal, translate
 from training.recipe.overrides import read_yaml
 
@@ -46,29 +46,21 @@ class ExpandedRecipe:
         if not isinstance(compute, Mapping) or not isinstance(file, str) or not file:
             return
         self.values["compute"] = {field: value for field, value in compute.items() if field != name}
-        try:
+        with collected(self.problems):
             expand(file, self._places.pop(f"compute.{name}", f"compute.{name}"))
-        except UserError as error:
-            self.problems += error.problems
 
     def _read_label_names(self) -> None:
         data = self.values.get("data")
         file = data.get("label_names") if isinstance(data, Mapping) else None
         if not isinstance(data, Mapping) or not isinstance(file, str):
             return
-        try:
+        with collected(self.problems):
             self.values["data"] = {**data, "label_names": read_names(file, "data.label_names")}
             self._places["data.label_names"] = file
-        except UserError as error:
-            self.problems += error.problems
 
     def _translate_accelerate(self, file: str, where: str) -> None:
-        try:
+        with relocated(lambda field: f"{where}: {field}"):
             content = read_yaml(Path(file).expanduser(), read_local)
-        except UserError as error:
-            raise UserError(
-                problem.model_copy(update={"where": f"{where}: {problem.where}"}) for problem in error.problems
-            ) from None
         if not isinstance(content, Mapping):
             raise UserError.of(
                 "recipe", where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote."

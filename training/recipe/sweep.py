@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, collected, nearest
 from training.recipe.error_messages import describe
 from training.recipe.field_types import MAPPING, WORD, Section, Text
 from training.recipe.fields import Recipe
@@ -145,10 +145,8 @@ def parse_sweep(
     """
     problems: list[Problem] = []
     base: Recipe | None = None
-    try:
+    with collected(problems):
         base = parse(recipe, overrides)
-    except UserError as error:
-        problems += error.problems
     if isinstance(sweep, Mapping) and trials is not None:
         sweep = {**sweep, "trials": trials}
     search = _read(sweep, problems)

@@ -53,7 +53,7 @@ def require_mcnemar(recipe: Recipe) -> None:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedEntries:
     """The entries of the judged split that the gate compares: its rows, or its queries."""
 
     number: int
@@ -61,7 +61,7 @@ class Judged:
     """Of the entries, if rows have groups."""
 
     @classmethod
-    def of(cls, recipe: Recipe, data: Path) -> Judged:
+    def of(cls, recipe: Recipe, data: Path) -> JudgedEntries:
         """From the folder of load_data."""
         split, task_type = recipe.judged_split, task_types.load(**recipe.task_and_options)
         groups = Groups.read(data, split)

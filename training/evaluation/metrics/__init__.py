@@ -26,7 +26,7 @@ from training.evaluation.metrics.definition import (
 )
 from training.evaluation.predictions import Predictions
 from training.jobs.user_code import CodeField
-from training.problems import Problem, UserError, nearest
+from training.problems import Problem, UserError, collected, nearest, relocated
 from training.recipe.tables.metrics import METRICS
 
 __all__ = [
@@ -76,13 +76,10 @@ def make(names: Sequence[str], predicted: Predictions) -> dict[str, evaluate.Met
     problems: list[Problem] = []
     with tempfile.TemporaryDirectory() as scratch:  # evaluate creates a folder for each metric
         for index, name in enumerate(names):
-            try:
+            with collected(problems), relocated(f"evaluation.metrics[{index}]"):
                 found = _class(name, predicted)
                 metrics[name] = found(config_name=predicted.config_name, keep_in_memory=True, cache_dir=scratch)
                 inputs_of(name, metrics[name], no_rows)
-            except UserError as error:
-                where = f"evaluation.metrics[{index}]"
-                problems += (problem.model_copy(update={"where": where}) for problem in error.problems)
     if problems:
         raise UserError(problems)
     return metrics
