@@ -61,7 +61,7 @@ RESOLVED = (
     "model",
     "compute",
     "data.unlabelled",
-    *(f"training.teacher.{name}" for name in ("source", "path", "revision")),
+    *(f"training.teacher.{name}" for name in ("source", "path", "revision", "unlabelled_min_confidence")),
 )
 """Parts of the recipe that `resolve` reads: a trial that changes one of them resolves them again."""
 LEAST_SEEDS = 3

@@ -112,6 +112,8 @@ class VersionOfTask(Champion):
     and options."""
 
     task: str
+    calibration: dict[str, Any] | None = None
+    """Of a teacher whose thresholds choose rows without labels: training.evaluation.stored_calibration.Calibration."""
 
 
 class NumberedComparison(BaseModel):

@@ -20,6 +20,7 @@ from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
 from tasks.registry.versions import (
+    CALIBRATION_TAG,
     LOGGED_PARTS,
     ROWS_TAG,
     STARTED_FROM_TAG,
@@ -34,6 +35,7 @@ from tasks.registry.versions import (
 )
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
+from training.evaluation.stored_calibration import Calibration
 from training.local_files import find_foreign
 from training.models.repository_files import (
     REGISTRY_ROOMS,
@@ -45,7 +47,7 @@ from training.models.repository_files import (
 from training.problems import Problem, UserError
 from training.recipe import Data, Recipe
 from training.recipe.data_fields import OF_MIXTURE
-from training.recipe.field_types import split_version_name
+from training.recipe.field_types import ABSTAIN, split_version_name
 from training.recipe.task_specification import specification_class
 
 if TYPE_CHECKING:
@@ -140,7 +142,15 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
             f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
         )
         raise UserError.of("training", where, f"{message}that too: name another version.")
-    return VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
+    found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
+    if recipe.training.teacher.unlabelled_min_confidence != ABSTAIN:
+        return found
+    calibration = read_tag(version, CALIBRATION_TAG, Calibration | None)
+    if calibration is None or calibration.abstain is None:
+        message = f"abstain needs the thresholds of the teacher, and {found} has none: set release.abstain in its "
+        where = "training.teacher.unlabelled_min_confidence"
+        raise UserError.of("training", where, f"{message}recipe, or give a number here, such as 0.9.")
+    return found.model_copy(update={"calibration": calibration.model_dump(mode="json")})
 
 
 def _can_teach(task: str, learning: str) -> bool:

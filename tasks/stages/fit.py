@@ -78,6 +78,7 @@ def fit(
             deciding_metrics=deciding,
             attn_implementation=recipe.model.attn_implementation,
             base=_hub_base(recipe, lock),
+            calibration=(calibration := _choosing_calibration(lock)),
         ),
         reads={
             "model": folder_of(model, "model"),
@@ -87,6 +88,7 @@ def fit(
             **({"unlabelled": files_of(unlabelled, ["train.arrow"])} if unlabelled else {}),
             **_start_checkpoint(recipe),
         },
+        content={"calibration": calibration} if calibration else {},
         tables={"table": entries(name for name in deciding if not name.startswith("hub:"))},
         code=[
             *task_types.code_modules(recipe.task),
@@ -135,7 +137,7 @@ def fit_fold(
         job,
         settings=job.settings.model_copy(update={"fold": fold}),
         reads={**job.reads, "folds": files_of(folds, ["folds.arrow"])},
-        content={"fold": fold},
+        content={**job.content, "fold": fold},
         around=partial(_sharing_checkpoints, unpublished, model),
     )
 
@@ -145,6 +147,11 @@ def _outputs_of(recipe: Recipe, teacher: Artifact) -> Files:
     if task_types.class_of(recipe.task).teacher_outputs == "tokens":
         return folder_of(teacher, "train")
     return files_of(teacher, ["train.arrow", "unlabelled.arrow"])
+
+
+def _choosing_calibration(lock: Lock) -> dict[str, Any] | None:
+    """The calibration of the teacher's version, if its thresholds choose rows without labels."""
+    return lock.teacher_version.calibration if lock.teacher_version else None
 
 
 def _training(recipe: Recipe) -> Training:

@@ -181,10 +181,9 @@ def _job(program: str, recipe: Recipe, lock: Lock, settings: TeacherSettings, ro
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "numpy", "pyarrow", *task_type.libraries),
         field_names={
-            "max_length": "tokens.max_length",
+            **_field_names(recipe, lock),
             "temperature": "training.teacher.temperature",
             "top_k": "training.teacher.top_k",
-            **dict.fromkeys(("upstream.champion", "upstream.teacher"), f"the teacher {_named(recipe)}"),
         },
         launch=partial(build_predict_launch, program, lock),
         batches=lambda folder: BatchDivision(
@@ -226,7 +225,7 @@ def predict_teacher(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
         outside=("training.engine.answers", "training.evaluation.preferences"),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
-        field_names=_field_names(recipe),
+        field_names=_field_names(recipe, lock),
         launch=partial(build_predict_launch, program, lock),
         batches=partial(_divide_batches, recipe, lock, program),
     )
@@ -279,7 +278,7 @@ def compare_teacher(
         | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
         libraries=("torch", "transformers", "tokenizers", "evaluate", "numpy", "pyarrow", "scikit-learn", "scipy"),
         field_names={
-            **_field_names(recipe),
+            **_field_names(recipe, lock),
             "metrics": "evaluation.metrics",
             "shown": "evaluation.metrics",
             "figure": "release.gate.compare",
@@ -319,11 +318,10 @@ def _divide_batches(recipe: Recipe, lock: Lock, program: str, folder: Path) -> B
     )
 
 
-def _field_names(recipe: Recipe) -> dict[str, str]:
-    return {
-        "max_length": "tokens.max_length",
-        **dict.fromkeys(("upstream.champion", "upstream.teacher"), f"the teacher {_named(recipe)}"),
-    }
+def _field_names(recipe: Recipe, lock: Lock) -> dict[str, str]:
+    teacher = f"the teacher {_named(recipe)}"
+    files = {f"upstream.teacher/{name}": f"{name} of {teacher}" for name in lock.teacher_files}
+    return {"max_length": "tokens.max_length", "upstream.champion": teacher, "upstream.teacher": teacher, **files}
 
 
 def _named(recipe: Recipe) -> str:

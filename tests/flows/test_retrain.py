@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from prefect.states import AwaitingRetry, Cancelled, Pending
+from safetensors.numpy import load_file, save_file
 
 from flows import retrain
 from flows.cli.main import main
@@ -179,3 +180,25 @@ def test_the_server_makes_runs_of_an_active_schedule(server: dict[str, str]) -> 
         runs = client.get_scheduled_flow_runs_for_deployments([deployment], datetime.now(UTC) + timedelta(days=9))
         client.delete_deployment(deployment)
     assert len(runs) >= 2
+
+
+def test_a_new_teacher_is_a_change_that_the_flow_names_and_trains_from(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None
+) -> None:
+    shutil.copytree(finished.home, tmp_path / "home", symlinks=True)
+    monkeypatch.setenv("FINETUNE_HOME", str(tmp_path / "home"))
+    (trained,) = finished.home.glob("artifacts/fit/*/model")
+    teacher = shutil.copytree(trained, tmp_path / "teacher")
+    recipe = load(finished.file)
+    taught = {"name": "taught", "release.registry": None, "training.num_train_epochs": 1}
+    taught |= {"training.teacher": {"source": "folder", "path": str(teacher)}}
+
+    first = retrain.retrain(recipe, taught, return_state=True).result()
+    assert {stage["name"]: stage["state"] for stage in first["stages"]}["teacher_outputs"] == "ran"
+    assert retrain.retrain(recipe, taught, return_state=True).name == "Unchanged"
+    weights = load_file(teacher / "model.safetensors")
+    save_file({name: weight * 2 for name, weight in weights.items()}, teacher / "model.safetensors", {"format": "pt"})
+    second = retrain.retrain(recipe, taught, return_state=True).result()
+    assert f"teacher_outputs: model.safetensors of the teacher {teacher} changed" in second["why"]
+    ran = {stage["name"] for stage in second["stages"] if stage["state"] == "ran"}
+    assert {"teacher_outputs", "fit"} <= ran and not ran & {"load_data", "load_model", "tokenize"}

@@ -41,6 +41,8 @@ class FitSettings(TaskSettings):
     the user's sees."""
     attn_implementation: str | None = None
     """model.attn_implementation."""
+    calibration: Annotated[dict[str, Any] | None, NotInKey("it is in the key if it chooses rows")] = None
+    """The teacher's, if its thresholds choose rows without labels."""
     fold: Annotated[int | None, NotInKey("it is in the key of a fold's training")] = None
     """The fold whose rows are left out of train; None for a training on all rows."""
     base: HubModel | None = None

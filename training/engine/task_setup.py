@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -17,6 +19,7 @@ from training.batching.batches import TokenRows, require_row_per_rank, rows_of_f
 from training.engine import collation
 from training.engine.training_task import Task
 from training.evaluation import metrics
+from training.evaluation.stored_calibration import Calibration
 from training.jobs.protocol import CHECKPOINTS, Events, rank
 from training.models import layers, loading
 from training.problems import UserError, nearest
@@ -24,6 +27,7 @@ from training.task_types.losses import TEACHER
 from training.task_types.losses.distillation_loss import AddTeacher, DistillationLoss, with_outputs, with_unlabelled
 from training.task_types.losses.token_distillation import TokenDistillationLoss, with_tokens
 from training.task_types.task_type import LearnsTokens, LearnsVectors, TaskType
+from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,8 +81,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         task_type = _taught(task_type, training.teacher, train, model)
     loss = task_type.loss(training, settings.labels, train, outside=outside)  # of the rows with labels
     if (unlabelled := inputs.get("unlabelled")) is not None and training.teacher is not None:
-        outputs, least = Path(inputs["teacher"]) / "unlabelled.arrow", training.teacher.unlabelled_min_confidence
-        train = with_unlabelled(train, Path(unlabelled) / "train.arrow", outputs, least)
+        outputs, is_sure = Path(inputs["teacher"]) / "unlabelled.arrow", _certainty(settings, training.teacher)
+        train = with_unlabelled(train, Path(unlabelled) / "train.arrow", outputs, is_sure)
     collate = collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple())
     if training.teacher is not None:
         assert loss is not None
@@ -126,6 +130,31 @@ def _loss_with_teacher(task_type: TaskType, ordinary: Loss, teacher: Teacher) ->
     assert isinstance(task_type, LearnsTokens)
     divergence, beta = teacher.loss or "forward_kl", teacher.beta or 0.5
     return TokenDistillationLoss(ordinary, task_type.causal, divergence, beta, temperature, teacher.weight)
+
+
+def _certainty(
+    settings: FitSettings, teacher: Teacher
+) -> Callable[[npt.NDArray[np.float64]], npt.NDArray[np.bool_]] | None:
+    """A function of the teacher's logits, (N, L), that chooses the rows of which it is sure, (N,); None if all are
+    used. Raises UserError if its thresholds are for other labels."""
+    least = teacher.unlabelled_min_confidence
+    if least is None:
+        return None
+    if settings.calibration is None:
+        return lambda logits: 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1) >= least
+    calibration, labels = Calibration.model_validate(settings.calibration), settings.labels
+    if {*labels} != {*calibration.labels}:
+        message = f"abstain has thresholds for {', '.join(calibration.labels)}, and the rows have {', '.join(labels)}: "
+        where = "training.teacher.unlabelled_min_confidence"
+        raise UserError.of("training", where, f"{message}give a number, such as 0.9.")
+    order = [labels.index(label) for label in calibration.labels]
+
+    def is_answered(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        ordered = logits[:, order]
+        columns = {"prediction": ordered.argmax(axis=1), "logits": list_column(ordered.ravel(), np.full(*logits.shape))}
+        return ~calibration.review(calibration.judge(pa.table(columns)))
+
+    return is_answered
 
 
 def _taught(task_type: LearnsVectors, teacher: Teacher, train: TokenRows, model: PreTrainedModel) -> LearnsVectors:

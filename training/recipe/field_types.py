@@ -27,6 +27,12 @@ AutoOrCount = Annotated[
     Annotated[Literal["auto"], Tag(WORD)] | Annotated[int, Field(ge=1), Tag(NUMBER)],
     Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
 ]
+ABSTAIN = "abstain"
+Confidence = Annotated[
+    Annotated[Literal["abstain"], Tag(WORD)] | Annotated[float, Field(gt=0, lt=1), Tag(NUMBER)],
+    Discriminator(lambda value: WORD if isinstance(value, str) else NUMBER),
+]
+"""A probability, or the thresholds below which a version gives rows to a person."""
 Text = Annotated[str, Field(min_length=1)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """The name of a set in a mixture."""

@@ -14,6 +14,7 @@ from training.recipe.field_types import (
     AutoOrCount,
     BalancedOrWeights,
     CodeName,
+    Confidence,
     NameIn,
     PathOrMapping,
     RunsCode,
@@ -129,9 +130,9 @@ class Teacher(Section):
     (Hinton et al., arXiv:1503.02531). Null: 2, of language models 1. Numbers and embeddings have none."""
     weight: float = Field(default=0.5, ge=0, le=1)
     """The teacher's part of the loss; the labels have the rest. 1 learns from the teacher alone."""
-    unlabelled_min_confidence: float | None = Field(default=None, gt=0, lt=1)
+    unlabelled_min_confidence: Confidence | None = None
     """For sequence-classification: rows of data.unlabelled are left out if the teacher's highest probability is below
-    this, such as 0.9 (null: all are used)."""
+    this, such as 0.9; or, with abstain, those that its version would give to a person (null: all are used)."""
     loss: Literal["forward_kl", "reverse_kl", "jsd", "sequence"] | None = None
     """Of causal-lm, sft and seq2seq, which compare the probabilities of each token: the divergence from the teacher
     (null: forward_kl). With sequence there is none: the teacher answers the training rows, and its answers are the

@@ -17,6 +17,8 @@ from tasks.cache.history import History
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
+from tasks.registry import champions
+from tasks.registry.versions import CALIBRATION_TAG, TASK_TAG
 from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.resolve import pin
 from tasks.stages.teacher_outputs import require_labels, teacher_outputs
@@ -25,6 +27,7 @@ from tests.raised import raised_problems
 from tests.tasks.forward_passes import Forwards, count_forwards, stored_blocks
 from tests.training import tiny
 from tests.training.tiny import LABELS
+from training.evaluation.stored_calibration import Abstention, Calibration
 from training.recipe import Recipe, parse
 
 DATA = Artifact(stage="load_data", key="d", digest="rows", parts={"train.arrow": "of train", "labels.json": "labels"})
@@ -221,8 +224,34 @@ def test_a_folder_that_is_no_teacher_is_refused_in_the_field_that_names_it(home:
             "'big' names no version",
         ),
         ({"training.teacher.revision": "v1"}, "training.teacher.revision", "is for `source: hub` only"),
+        (
+            {"training.teacher.unlabelled_min_confidence": "abstain", "data.unlabelled": "more.jsonl"},
+            "training.teacher.unlabelled_min_confidence",
+            "abstain is for a version of a registry, which has the thresholds",
+        ),
     ],
 )
 def test_what_no_teacher_fits_is_refused(changes: dict[str, Any], where: str, message: str) -> None:
     problems = raised_problems(recipe, Path("x"), **changes)
     assert [problem.message for problem in problems if problem.where == where and message in problem.message]
+
+
+def test_abstain_takes_the_thresholds_of_the_version_and_refuses_one_without(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"training.teacher.source": "registry", "training.teacher.path": "big/7", "data.unlabelled": "more.jsonl"}
+    wanted = recipe(Path("x"), **own, **{"training.teacher.unlabelled_min_confidence": "abstain"})
+    thresholds = Abstention(max_error=0.1, confidence=0.9, thresholds={}, others=0.8)
+    calibration = Calibration(function="softmax", labels=LABELS, scale=[0.5], offset=[0.0])
+    tags = {TASK_TAG: json.dumps({"task": "sequence-classification", "options": {}})}
+    version = SimpleNamespace(name="big", version=7, creation_timestamp=0, tags=tags)
+    monkeypatch.setattr(champions, "_find_named", lambda path, where: version)
+    for given in (None, calibration):
+        version.tags = tags | ({CALIBRATION_TAG: given.text()} if given else {})
+        (problem,) = raised_problems(champions.find_teacher, wanted)
+        assert problem.where == "training.teacher.unlabelled_min_confidence"
+        assert problem.message.startswith("abstain needs the thresholds of the teacher, and big/7 has none")
+    whole = calibration.model_copy(update={"abstain": thresholds})
+    version.tags = tags | {CALIBRATION_TAG: whole.text()}
+    assert Calibration.model_validate(champions.find_teacher(wanted).calibration) == whole
+    assert champions.find_teacher(recipe(Path("x"), **own)).calibration is None

@@ -179,6 +179,23 @@ def test_rows_that_the_teacher_is_unsure_of_are_left_out(world: Path, outputs: P
     assert weights(unsure) == weights(alone)
 
 
+@pytest.mark.parametrize(("threshold", "used"), [(0.6, True), (0.8, False)])
+def test_thresholds_of_the_teacher_choose_rows_by_calibrated_probabilities(
+    threshold: float, used: bool, world: Path, outputs: Path, tmp_path: Path
+) -> None:
+    """The probability of each row is 0.91, and 0.69 after calibration."""
+    labels = json.loads((world / "data/labels.json").read_text())
+    calibration = {"function": "softmax", "labels": labels[::-1], "scale": [0.5], "offset": [0.0]}
+    calibration |= {"abstain": {"max_error": 0.1, "confidence": 0.9, "thresholds": {}, "others": threshold}}
+    teacher = {"teacher": {**TEACHER["teacher"], "unlabelled_min_confidence": "abstain"}}
+    steps = {**STEPS, "num_train_epochs": 1}
+    job = tiny.fit_job(world, tmp_path / "job", settings={"calibration": calibration}, **steps, **teacher)
+    chosen = with_unlabelled(with_teacher(job, outputs), world, 30, tmp_path / "more", [3.0, 0.0, 0.0])
+    alone = with_teacher(tiny.fit_job(world, tmp_path / "alone", **steps, **TEACHER), outputs)
+    assert finish(chosen).state == finish(alone).state == "finished"
+    assert (weights(chosen) != weights(alone)) == used
+
+
 @pytest.mark.parametrize("task", ["multi-label-classification", "regression", "token-classification"])
 def test_every_task_type_with_a_teacher_learns_from_rows_without_labels(task: str, tmp_path: Path) -> None:
     world = world_of_task(task, tmp_path / "world")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from training.problems import UserError, nearest
 from training.recipe.error_messages import describe
-from training.recipe.field_types import VERSION_NAME, split_version_name
+from training.recipe.field_types import ABSTAIN, VERSION_NAME, split_version_name
 from training.recipe.rules.column_rules import columns_of, task_type_of
 from training.recipe.rules.data_rules import revision
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
@@ -137,6 +137,8 @@ def _teacher(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             yield where, f"is for sequence-classification; with task {written['task']}, set it to null."
         elif written["data.unlabelled"] is None:
             yield where, "does nothing without data.unlabelled: set that too, or this to null."
+        elif written[where] == ABSTAIN and written["training.teacher.source"] != "registry":
+            yield where, "abstain is for a version of a registry, which has the thresholds: give a number, such as 0.9."
     if task_type_of(written).teacher_outputs is None:
         known = [name for name in TASK_TYPES if specification_class(name).teacher_outputs]
         message = f"task {written['task']} learns from no teacher: set it to null. Task types that do: "

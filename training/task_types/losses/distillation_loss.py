@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch.nn import functional
@@ -97,17 +98,20 @@ def with_outputs(rows: TokenRows, file: Path) -> TokenRows:
     return TokenRows(rows.table.append_column(TEACHER, outputs))
 
 
-def with_unlabelled(rows: TokenRows, tokens: Path, outputs: Path, least: float | None) -> TokenRows:
+def with_unlabelled(
+    rows: TokenRows,
+    tokens: Path,
+    outputs: Path,
+    is_sure: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.bool_]] | None,
+) -> TokenRows:
     """The token rows, followed by those of a file without labels, with the teacher's outputs of another file.
 
-    A column `labelled` is 0 for them, and their `label` means nothing. With `least`, only those whose likeliest class
-    has at least this probability.
+    A column `labelled` is 0 for them, and their `label` means nothing. `is_sure` gets the outputs of all of them,
+    (N, C), and chooses rows.
     """
     more = with_outputs(TokenRows(tokens), outputs).table
-    if least is not None:
-        logits = np.stack(more[TEACHER].to_pylist()).astype(np.float64)
-        likeliest = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-        more = more.filter(pa.array(likeliest >= least))
+    if is_sure is not None:
+        more = more.filter(pa.array(is_sure(np.stack(more[TEACHER].to_pylist()).astype(np.float64))))
     kind = rows.table.schema.field("label").type
     if not pa.types.is_list(kind):
         labels = pa.array(np.zeros(len(more)), kind)
