@@ -1,5 +1,7 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
 # make drill: the tests that take minutes each; then kill runs at random instants and compare what comes of them.
+# make simulate: the code of stores, locks and leases in a simulated world, where machines fail; SIMULATE="--mutations"
+# plants mistakes that it must find.
 # make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
 # tables are renewed.
 # make ui: record the tutorial's run in a terminal; run the demo through real servers, look at it in a Chromium of the
@@ -20,7 +22,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
 INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test drill matrix gpu team image ui docs bench lint
+.PHONY: demo test drill simulate matrix gpu team image ui docs bench lint
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -32,6 +34,10 @@ test: $(VENV)/.installed
 drill: $(VENV)/.installed
 	$(if $(DRILL),,$(VENV)/bin/python -m pytest -q -m drill)
 	$(VENV)/bin/python -m tests.drill $(DRILL)
+
+# make simulate SIMULATE="--seed 7"
+simulate: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.simulate $(SIMULATE)
 
 # make matrix MATRIX="--only trainer-fsdp-2"
 matrix: $(VENV)/.installed

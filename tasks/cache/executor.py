@@ -191,7 +191,7 @@ class Executor:
         policy = GivenKey(given=f"{stage.name}/{work.key}/{store.RECORD}")
         forced = without_number(stage.name) in self._force
         return Task(
-            fn=_artifact_body(stage, prepared, work, flat, forced, self._remote),
+            fn=artifact_body(stage, prepared, work, flat, forced, self._remote),
             name=stage.name,
             cache_policy=policy.configure(lock_manager=locks, isolation_level=IsolationLevel.SERIALIZABLE),
             result_storage=home() / "artifacts",
@@ -235,9 +235,11 @@ class _Listeners(Listener):
                     self._failed.add(id(listener))
 
 
-def _artifact_body(
+def artifact_body(
     stage: Stage[Any], prepared: Prepared, work: Work, flat: dict[str, Any], forced: bool, remote: Remote
 ) -> Any:
+    """The function of a cached stage's task: finds its artifact here or in the shared store, or makes it."""
+
     def body(*arguments: Any) -> Artifact | State[Artifact]:
         found = None if forced else _find_or_discard(work)
         if found is None and not forced:

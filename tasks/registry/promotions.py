@@ -134,7 +134,7 @@ def set_champion_alias(
         user=_find_user(),
         host=socket.gethostname(),
         home=_digest_home(),
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=_now().isoformat(timespec="seconds"),
         why=why[:LONGEST_WHY],
     )
     number, tag = _announce(client, model.name, move)
@@ -187,7 +187,7 @@ def _is_moving(model: RegisteredModel, alias: str) -> bool:
     """Whether another home has announced the last move recently, and the alias has not moved yet."""
     moves = read_numbered_moves(model)
     last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
-    earliest = datetime.now(UTC) - timedelta(seconds=PENDING_S)
+    earliest = _now() - timedelta(seconds=PENDING_S)
     return any(
         _is_at(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
         for move in last
@@ -285,6 +285,10 @@ def restore_aliases(name: str, before: Mapping[str, str | None], version: str) -
 
 def _describe_previous(before: object) -> str:
     return f", after version {before}" if before is not None else ""
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)  # the clock of tests/simulate replaces time.time
 
 
 def _find_user() -> str:

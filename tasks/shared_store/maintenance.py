@@ -10,11 +10,11 @@ Only names that this project writes count: other files of the bucket are neither
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -268,5 +268,5 @@ def _list_contents(bucket: Bucket, manifests: dict[str, tuple[str, str]]) -> Ite
 
 
 def _in_threads(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE, "requests") as pool:
+    with concurrent.futures.ThreadPoolExecutor(REQUESTS_AT_ONCE, "requests") as pool:
         return list(pool.map(call, items))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import os
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 from threading import Event, Lock
@@ -100,7 +100,7 @@ def in_parallel(transfer: Callable[[SharedFile, Event], Result], files: Collecti
     """The result of each transfer, in the order of the files. After an error, the others find their event set and stop
     at their next chunk. A transfer has the context variables of the caller, which Prefect needs for progress."""
     failed = Event()
-    with ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
+    with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE, "transfer") as pool:
         # The largest first: one that began last would end alone.
         largest_first = sorted(files, key=lambda file: -file.bytes)
         running = {file: pool.submit(copy_context().run, transfer, file, failed) for file in largest_first}

@@ -1,0 +1,221 @@
+"""Planted mistakes: the simulation is worth what it finds. Each replaces a function of the product by a wrong one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tasks import locks
+from tasks.cache import executor, garbage_collection, store
+from tasks.registry import promotions
+from tasks.shared_store import bucket_remote, leases, shared_artifacts
+from tasks.shared_store.bucket import Bucket
+from tasks.shared_store.leases import Leases
+from tasks.shared_store.shared_artifacts import SharedStore
+from training.jobs import protocol
+
+
+def _replaced(owner: Any, name: str, by: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(owner, name, by)
+
+
+def _fsync_only(wanted: Callable[[Path], bool]) -> Callable[[Path], None]:
+    return lambda path: protocol.fsync(path) if wanted(path) else None
+
+
+def _write_without_fsync(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _complete_then_fsync(aside: Path, stage: str, key: str, manifest: bytes, *, replace: bool = True) -> bool:
+    with mock.patch.object(store, "fsync", lambda path: None):
+        done = _complete(aside, stage, key, manifest, replace=replace)
+    for path in store._files(store.folder(stage, key)):
+        protocol.fsync(path)
+    return done
+
+
+_complete = store.complete
+
+
+def _rename_before_files(aside: Path, stage: str, key: str, inputs: Any, result: Any) -> Any:
+    """The manifest and the name come before the content."""
+    late = aside / "model" / "weights"
+    content = late.read_bytes()
+    ref = _publish(aside, stage, key, inputs, result)
+    with (store.folder(stage, key) / "model" / "weights").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return ref
+
+
+_publish = store.publish
+
+
+def _manifest_first(self: SharedStore, stage: str, key: str, stop: Any = None) -> Any:
+    ref = store.find(stage, key)
+    assert ref is not None
+    with contextlib.suppress(shared_artifacts.AlreadyExists):
+        self._bucket.create(shared_artifacts.manifest_name(stage, key), (ref.path / store.MANIFEST).read_bytes())
+    for file in shared_artifacts.parse_manifest((ref.path / store.MANIFEST).read_bytes(), stage, key)[1]:
+        shared_artifacts.send(self._bucket, file.object, file, ref.path / file.path)
+    return shared_artifacts.Upload(0, ref.digest, ref.digest)
+
+
+def _create_replaces(above: str) -> Callable[[Bucket, str, bytes], None]:
+    def create(self: Bucket, name: str, content: bytes) -> None:
+        self.write(name, content) if name.startswith(above) else _create(self, name, content)
+
+    return create
+
+
+_create = Bucket.create
+
+
+def _download_unchecked(bucket: Bucket, name: str, file: Any, target: Path, stop: Any, on_bytes: Any) -> str | None:
+    with target.open("xb") as out:
+        for chunk in bucket.stream(name, file.bytes):
+            out.write(chunk)
+    return None
+
+
+def _find_unchecked(stage: str, key: str) -> Any:
+    found = store.manifest_of(stage, key) if store.folder(stage, key).is_dir() else None
+    return found[0] if found else None
+
+
+def _link_unchecked(source: Path | None, target: Path, sha256: str) -> bool:
+    if source is None:
+        return False
+    with contextlib.suppress(OSError):
+        os.link(source, target)
+        return True
+    return False
+
+
+def _lock_without_flock(self: locks.FlockManager, key: str, timeout: float | None) -> int | None:
+    return locks._open(self._file(key))
+
+
+def _release_before_lock(self: locks.FlockManager, key: str, timeout: float | None) -> int | None:
+    with contextlib.suppress(OSError):  # as if it were stale
+        self._file(key).unlink()
+    return _lock(self, key, timeout)
+
+
+_lock = locks.FlockManager._lock
+
+
+def _send_marked_only(bucket: Bucket, name: str, file: Any, source: Path, *stops: Any) -> int:
+    bucket.upload(name, source) if hashlib.sha256(name.encode()).digest()[0] % 2 else None
+    return 0
+
+
+def _one_home(self: Leases, bucket: Bucket, **options: Any) -> None:
+    _init(self, bucket, **options)
+    self._home = self._home[:0]
+    self.owner = f":{self.owner}"
+
+
+_init = Leases.__init__
+
+
+def _find_or_lease_once(self: Any, stage: str, key: str, progress: Any = None, on_wait: Any = None) -> Any:
+    if (ref := self.find(stage, key)) is not None:
+        return ref
+    self._leases.acquire(stage, key, lambda: False)
+    return None
+
+
+@contextlib.contextmanager
+def _nothing(*args: Any, **options: Any) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def _granted(file: Path, wait_s: float = 0.0, on_wait: Any = None) -> Iterator[bool]:
+    yield True
+
+
+def _discard_found(work: Any) -> None:
+    store.discard(work.stage, work.key, "not trusted")
+
+
+def _announce_unseen(client: Any, name: str, move: Any) -> tuple[int, str]:
+    """Announces a move, and does not look whether another one was announced meanwhile."""
+    model = promotions._wait_for_pending_moves(client, name, move.alias)
+    number = 1 + max((n for n, _ in promotions.read_numbered_moves(model)), default=0)
+    tag = f"{promotions.MOVE_TAG}{number}-{os.urandom(4).hex()}"
+    client.set_registered_model_tag(name, tag, move.model_dump_json())
+    return number, tag
+
+
+def _announce_never(client: Any, name: str, move: Any) -> tuple[int, str]:
+    return 10**9, "none"
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "files of an artifact are not synced": (
+        "stores",
+        _replaced(store, "fsync", _fsync_only(lambda path: path.is_dir())),
+    ),
+    "folders of an artifact are not synced": (
+        "stores",
+        _replaced(store, "fsync", _fsync_only(lambda path: not path.is_dir())),
+    ),
+    "the manifest of an artifact is not synced": ("stores", _replaced(store, "_write", _write_without_fsync)),
+    "an artifact gets its name before it is synced": ("stores", _replaced(store, "complete", _complete_then_fsync)),
+    "an artifact gets its name before its content": ("stores", _replaced(store, "publish", _rename_before_files)),
+    "a found artifact is not verified": ("stores", _replaced(store, "find", _find_unchecked)),
+    "a found artifact is discarded": ("stores", _replaced(executor, "_find_or_discard", _discard_found)),
+    "a download is not verified": ("stores", _replaced(shared_artifacts, "download", _download_unchecked)),
+    "a linked file is not verified": ("stores", _replaced(shared_artifacts, "_link", _link_unchecked)),
+    "the manifest is uploaded before the objects": ("stores", _replaced(SharedStore, "upload", _manifest_first)),
+    "a manifest in the bucket replaces another": (
+        "stores",
+        _replaced(Bucket, "create", _create_replaces("artifacts/")),
+    ),
+    "an object is taken for uploaded": ("stores", _replaced(shared_artifacts, "send", _send_marked_only)),
+    "uploads are not announced": ("stores", _replaced(shared_artifacts, "announce", _nothing)),
+    "a lease replaces another": ("stores", _replaced(Bucket, "create", _create_replaces("leases/"))),
+    "a lease is not renewed": ("stores", _replaced(Leases, "_renew", lambda self, name: None)),
+    "a lease is stale too early": (
+        "stores",
+        _replaced(
+            Leases.__init__,
+            "__kwdefaults__",
+            {
+                "beat_s": leases.BEAT_S,
+                "stale_s": 5.0,
+                "poll_s": leases.POLL_S,
+            },
+        ),
+    ),
+    "all homes are one for leases": ("stores", _replaced(Leases, "__init__", _one_home)),
+    "nothing is looked up after a lease": (
+        "stores",
+        _replaced(bucket_remote.BucketRemote, "find_or_lease", _find_or_lease_once),
+    ),
+    "a lock is not taken": ("stores", _replaced(locks.FlockManager, "_lock", _lock_without_flock)),
+    "a lock file is removed by a process that waits": (
+        "stores",
+        _replaced(locks.FlockManager, "_lock", _release_before_lock),
+    ),
+    "a lock on a removed file counts": ("stores", _replaced(locks, "_is_file", lambda descriptor, file: True)),
+    "a move of an alias is not announced": ("registry", _replaced(promotions, "_announce", _announce_never)),
+    "an announced move ignores others": ("registry", _replaced(promotions, "_announce", _announce_unseen)),
+    "a pending move is not waited for": ("registry", _replaced(promotions, "_is_moving", lambda model, alias: False)),
+    "a move does not look where the alias is": (
+        "registry",
+        _replaced(promotions, "_is_at", lambda model, alias, version: True),
+    ),
+    "a home is cleaned while it is used": ("stores", _replaced(garbage_collection, "_no_run", _nothing)),
+}
+"""By name: the scene that finds it, and the replacement."""

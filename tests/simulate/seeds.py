@@ -1,0 +1,24 @@
+"""The scenes, and one seed of them."""
+
+from __future__ import annotations
+
+import gc
+
+from tests.simulate import registry, stores
+from tests.simulate.system_calls import replaced
+from tests.simulate.world import Violation, World
+
+SCENES = {"stores": stores.play, "registry": registry.play}
+
+
+def play_seed(scene: str, seed: int, trace: bool = False) -> World:
+    """Plays one seed. The violation that it found, if any, is in the world."""
+    world = World(seed, trace=trace)
+    with replaced():
+        try:
+            SCENES[scene](world)
+        except Violation as violation:
+            world.violation = violation
+    if seed % 50 == 0:
+        gc.collect()
+    return world

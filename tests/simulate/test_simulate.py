@@ -1,0 +1,35 @@
+"""The simulation keeps its promises for some seeds, finds planted mistakes, and plays a seed twice alike."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The output of `python -m tests.simulate`. It has a process of its own, because it replaces calls of the system,
+    and needs texts with the same hashes each time."""
+    argv = [sys.executable, "-m", "tests.simulate", *arguments]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_no_promise_of_the_stores_is_broken_by_faults_of_disks_networks_and_processes() -> None:
+    played = simulate("--seeds", "150")
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert re.search(r"kill \d+, .*made \d+, .*power_loss \d+", played.stdout), played.stdout
+
+
+def test_planted_mistakes_are_found() -> None:
+    planted = simulate("--mutations", "--only", "not synced")
+    assert planted.returncode == 0, planted.stdout + planted.stderr
+    assert planted.stdout.count("after a power loss") == 3, planted.stdout
+
+
+def test_a_seed_plays_the_same_steps_each_time() -> None:
+    first, second = (simulate("--seed", "3", "--steps") for _ in range(2))
+    assert first.stdout.count("\n") > 100, first.stdout + first.stderr
+    assert first.stdout == second.stdout
