@@ -33,10 +33,10 @@ from tasks.tracking.tracker import (
     TRIAL_TAG,
     VERSION_TAG,
     Curve,
-    Delivery,
     Point,
     Run,
     Tracker,
+    deliver_killed_runs,
 )
 from training.problems import UserError, nearest
 
@@ -151,7 +151,7 @@ class Mlflow(Tracker):
 
     def catch_up(self) -> None:
         """Delivers the entries of earlier runs."""
-        _deliver_killed_runs(self._client, self.warn, except_run=self.run.id)
+        deliver_killed_runs(lambda outbox: Mlflow(run_of(outbox), self.warn, self._client), except_run=self.run.id)
 
     def _find_unreachable(self) -> Path | None:
         """The folder of a server's files if this machine does not have it or may not write there: MLflow's client would
@@ -187,25 +187,6 @@ class Mlflow(Tracker):
 _VERSION = re.compile(r"\]\(models:/([^/)]+)/(\d+)\)")
 
 
-def _deliver_killed_runs(client: MlflowClient, warn: Callable[[str], None], except_run: str = "") -> None:
-    """Ends killed runs as KILLED, and delivers their entries and those of ended runs. Raises the first error after it
-    has tried them all."""
-    errors: list[Exception] = []
-    for outbox in find_undelivered(except_run):
-        with outbox.claim_delivery() as claimed:
-            if not claimed or not outbox.end_if_killed():
-                continue
-            try:
-                Delivery(outbox, Mlflow(run_of(outbox), warn, client)).deliver()
-                with outbox.claim_run() as run_claimed:
-                    if run_claimed:
-                        outbox.trim()
-            except Exception as error:
-                errors.append(error)
-    if errors:
-        raise errors[0]
-
-
 def run_of(outbox: Outbox) -> Run:
     """The run of an outbox. Raises LookupError or FileNotFoundError if it has not started yet."""
     start = outbox.read_start()
@@ -216,7 +197,8 @@ def deliver_earlier_runs() -> str | None:
     """Delivers the remaining entries of earlier runs. Returns the error in one line; None if there is none."""
     if find_undelivered():
         try:
-            _deliver_killed_runs(connect(), _logger.warning)
+            client = connect()
+            deliver_killed_runs(lambda outbox: Mlflow(run_of(outbox), _logger.warning, client))
         except Exception as error:
             return one_line(error)
     return None

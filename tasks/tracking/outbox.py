@@ -25,7 +25,7 @@ from typing import Any
 
 from tasks.home import home
 from tasks.locks import exclusive_lock, is_held
-from training.jobs.protocol import write_atomically
+from training.jobs.protocol import fsync, write_atomically
 
 OUTBOX = "outbox.jsonl"
 DELIVERED = "delivered"
@@ -106,6 +106,8 @@ class Outbox:
 
     def mark_delivered(self, offset: int, ended: bool = False) -> None:
         """Records that the first `offset` bytes are delivered, and whether the last entry in them is the run's end."""
+        # After a power cut, entries would be written before this offset, and skipped, if the file were shorter.
+        fsync(self.folder / OUTBOX)
         write_atomically(self.folder / DELIVERED, str(offset).encode() + (END if ended else b""))
 
     def trim(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from tasks.home import home
-from tasks.tracking.outbox import Outbox
+from tasks.tracking.outbox import Outbox, find_undelivered
 from training.recipe.tables.trackers import TRACKERS
 
 # Tags of a run: the figure by which its model is judged, `split/metric`, and its version in the registry.
@@ -171,3 +171,22 @@ class Delivery:
             self._offset = offset
             if is_late:
                 self._outbox.mark_delivered(offset, ended=is_end)
+
+
+def deliver_killed_runs(open_tracker: Callable[[Outbox], Tracker], except_run: str = "") -> None:
+    """Ends killed runs of this home as KILLED, and delivers their entries and those of ended runs. Raises the first
+    error after it has tried them all."""
+    errors: list[Exception] = []
+    for outbox in find_undelivered(except_run):
+        with outbox.claim_delivery() as claimed:
+            if not claimed or not outbox.end_if_killed():
+                continue
+            try:
+                Delivery(outbox, open_tracker(outbox)).deliver()
+                with outbox.claim_run() as run_claimed:
+                    if run_claimed:
+                        outbox.trim()
+            except Exception as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]

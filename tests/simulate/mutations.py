@@ -18,6 +18,8 @@ from tasks.shared_store import bucket_remote, leases, shared_artifacts
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.leases import Leases
 from tasks.shared_store.shared_artifacts import SharedStore
+from tasks.tracking import outbox, tracker
+from tasks.tracking.outbox import Outbox
 from training.jobs import protocol
 
 
@@ -161,6 +163,24 @@ def _announce_never(client: Any, name: str, move: Any) -> tuple[int, str]:
     return 10**9, "none"
 
 
+def _mark_before(self: tracker.Delivery) -> None:
+    """Marks entries as delivered before they are."""
+    entries = self._outbox.read_undelivered()
+    if entries:
+        self._outbox.mark_delivered(entries[-1][1], ended=entries[-1][0]["entry"] == "end")
+    for entry, _ in entries:
+        self.tracker.deliver(entry)
+
+
+def _trim_unmarked(self: Outbox) -> None:
+    """Shortens the file before the offset."""
+    with mock.patch.object(Outbox, "mark_delivered", lambda self, offset, ended=False: None):
+        _trim(self)
+
+
+_trim = Outbox.trim
+
+
 MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "files of an artifact are not synced": (
         "stores",
@@ -216,6 +236,10 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         "registry",
         _replaced(promotions, "_is_at", lambda model, alias, version: True),
     ),
+    "entries are delivered that are not synced": ("outboxes", _replaced(outbox, "fsync", lambda path: None)),
+    "entries are marked before they are delivered": ("outboxes", _replaced(tracker.Delivery, "deliver", _mark_before)),
+    "an outbox is trimmed without its offset": ("outboxes", _replaced(Outbox, "trim", _trim_unmarked)),
+    "a torn line is not ended": ("outboxes", _replaced(Outbox, "_close_torn_line", lambda self: None)),
     "a home is cleaned while it is used": ("stores", _replaced(garbage_collection, "_no_run", _nothing)),
 }
 """By name: the scene that finds it, and the replacement."""

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow.exceptions  # noqa: F401 - its threads are not those of simulated processes
+
 from tasks.home import named_lock
 from tasks.registry.promotions import set_champion_alias
 from tasks.registry.versions import Aliases, Move

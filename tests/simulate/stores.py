@@ -76,6 +76,8 @@ class Stores:
         self.needed = set(self.keys) if draw.random() < 0.7 else {self.keys[0]}
         self.made: dict[tuple[str, str], int] = {}
         self.is_calm = not world.faults.budget and not world.faults.network_s
+        self.damages = 0
+        """Files of homes that were damaged so far."""
         self.has_damage = not self.is_calm and draw.random() < 0.3
         processes = draw.choice((1, 1, 2))
         # Processes of one home wait by looking often: a long wait would be most of the seed.
@@ -121,9 +123,11 @@ class Stores:
             remote = BucketRemote(_bucket(), Leases(_bucket()))
             remote.deliver_earlier()
             keys = [(stage, key) for key in self.keys for stage in STAGES]
+            world.random.shuffle(keys)
             for stage, key in keys[: world.random.choice((1, 2, len(keys)))]:
+                damages = self.damages
                 ref = self._stage(machine, remote, stage, key)
-                self._read(machine, ref)
+                self._read(machine, ref, damages)
                 remote.upload(ref)
                 reported.append((stage, key))
             warnings = remote.end_run(wait=True)
@@ -204,8 +208,9 @@ class Stores:
     def _damage_home(self) -> None:
         """Changes a byte of a stored file: the disk is bad, or somebody edits it."""
         for name, stage, key in sorted(self.stored):
-            file = self._file(name, stage, key, self.world.random.choice(PATHS))
+            file = self._file(name, stage, key, self.world.random.choice((*PATHS, "model/shared", "model/shared")))
             if file is not None and file.data:
+                self.damages += 1
                 file.data[0] ^= 1
                 file.mtime_ns = file.ctime_ns = int(self.world.now * 1e9)
                 self.world.note(name, f"--- damage of {stage} {key[:4]} ---")
@@ -238,12 +243,11 @@ class Stores:
             if (found := self.objects.objects.get(name)) and found[0] != content:
                 raise self.world.broken(f"{name} was replaced")
 
-    def _read(self, machine: Machine, ref: Artifact) -> None:
-        """Checks the bytes of an artifact that a process may use."""
+    def _read(self, machine: Machine, ref: Artifact, damages: int) -> None:
+        """Checks the bytes of an artifact that a process may use, unless there was damage since it was verified."""
         contents = {path: (ref.path / path).read_bytes() for path in PATHS}
-        if not any(
-            contents == {path: content_of(ref.stage, ref.key, path, variant) for path in PATHS} for variant in (0, 1)
-        ):
+        right = [{path: content_of(ref.stage, ref.key, path, variant) for path in PATHS} for variant in (0, 1)]
+        if contents not in right and damages == self.damages:
             raise self.world.broken(f"{machine.name} read wrong bytes as {ref.stage} {ref.key[:4]}: {contents}")
 
     def check_end(self) -> None:
@@ -270,7 +274,7 @@ class Stores:
                 ref = self._find(machine, stage, key)
                 if ref is None or ref.digest != digest:
                     raise self.world.broken(f"{name} stored {stage} {key[:4]}, and after a power loss it has {ref}")
-                self._read(machine, ref)
+                self._read(machine, ref, self.damages)
 
     def _find(self, machine: Machine, stage: str, key: str) -> Artifact | None:
         try:

@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import io
-import math
 import os
 import random
 import secrets
@@ -27,36 +26,19 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from greenlet import getcurrent
-
 from tests.simulate.disk import Disk, Node, OpenFile
-from tests.simulate.world import Killed, Process, Task, World
+from tests.simulate.threads import Condition, Lock, Pool, Thread, Timer
+from tests.simulate.world import Killed, World, is_simulated, process, world
 
 ROOT = "/simulated"
 FIRST_DESCRIPTOR = 1_000_000
 """Smaller numbers are files of the system."""
 REAL = {name: getattr(os, name) for name in dir(os)}
 _next_descriptor = [FIRST_DESCRIPTOR]
-
-
-def process() -> Process:
-    """The simulated process that runs now."""
-    return getcurrent().process  # type: ignore[attr-defined]
-
-
-def is_simulated() -> bool:
-    """Whether this is a thread of a simulated process."""
-    return type(getcurrent()) is Task
-
-
-def world() -> World:
-    """The world of the seed that runs."""
-    assert World.current is not None
-    return World.current
 
 
 # --- files ---
@@ -435,156 +417,6 @@ def _sleep(seconds: float) -> None:
     world().sleep(seconds)
 
 
-class Lock:
-    """`threading.Lock` of simulated threads."""
-
-    def __init__(self) -> None:
-        self._holder: object = None
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._holder is not None and blocking:
-            world().wait(lambda: self._holder is None, math.inf if timeout < 0 else timeout)
-        if self._holder is not None:
-            return False
-        self._holder = getcurrent()
-        return True
-
-    def release(self) -> None:
-        self._holder = None
-
-    def locked(self) -> bool:
-        return self._holder is not None
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-class Condition(Lock):
-    """`threading.Condition` of simulated threads."""
-
-    def __init__(self, lock: object = None) -> None:
-        super().__init__()
-        self._generation = 0
-
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        ends = world().now + (math.inf if timeout is None else timeout)
-        while not (result := predicate()) and world().now < ends:
-            self.wait(ends - world().now)
-        return result
-
-    def wait(self, timeout: float | None = None) -> None:
-        seen = self._generation
-        self.release()
-        world().wait(lambda: self._generation != seen, math.inf if timeout is None else timeout)
-        self.acquire()
-
-    def notify_all(self) -> None:
-        self._generation += 1
-
-    notify = notify_all
-
-
-class Thread:
-    """`threading.Thread` of simulated processes, which end with their main thread."""
-
-    def __init__(self, group: None = None, target: Any = None, name: str = "", args: Any = (), **options: Any) -> None:
-        self._target, self._args, self.name, self.daemon = target, args, name or "thread", True
-        self._task: Task | None = None
-
-    def start(self) -> None:
-        """Starts it."""
-        if not process().is_alive:
-            raise Killed
-        self._task = Task(process(), self.name, lambda: self._target(*self._args))
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._task is not None and not self._task.ended
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
-        world().wait(lambda: not self.is_alive(), math.inf if timeout is None else timeout)
-
-
-class Timer(Thread):
-    """`threading.Timer` of simulated processes."""
-
-    def __init__(self, interval: float, function: Callable[..., Any]) -> None:
-        self._is_cancelled = False
-
-        def later() -> None:
-            _sleep(interval)
-            if not self._is_cancelled:
-                function()
-
-        super().__init__(target=later, name="timer")
-
-    def cancel(self) -> None:
-        """Keeps it from calling its function."""
-        self._is_cancelled = True
-
-
-class Future:
-    """A call in a thread of `Pool`."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call, self._error, self._result = call, None, None  # type: ignore[var-annotated]
-        self.is_cancelled = False
-        self.is_done = False
-
-    def run(self) -> None:
-        """Makes the call."""
-        if not self.is_cancelled:
-            try:
-                self._result = self._call()
-            except Exception as error:
-                self._error = error
-        self.is_done = True
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Waits for the result."""
-        if not self.is_done:
-            world().wait(lambda: self.is_done)
-        if self._error:
-            raise self._error
-        return self._result
-
-
-class Pool:
-    """`concurrent.futures.ThreadPoolExecutor` of simulated threads: each call has one of its own."""
-
-    def __init__(self, max_workers: int | None = None, thread_name_prefix: str = "") -> None:
-        self._futures: list[Future] = []
-        self._name = thread_name_prefix
-
-    def submit(self, call: Callable[..., Any], *args: Any) -> Future:
-        """Starts the call."""
-        future = Future(lambda: call(*args))
-        self._futures.append(future)
-        Thread(target=future.run, name=f"{self._name}{len(self._futures)}").start()
-        return future
-
-    def map(self, call: Callable[..., Any], items: Iterable[Any]) -> Iterator[Any]:
-        """The results, in order."""
-        return (future.result() for future in [self.submit(call, item) for item in items])
-
-    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
-        """Waits for the calls; with `cancel_futures`, those that have not begun are dropped."""
-        for future in self._futures:
-            future.is_cancelled = future.is_cancelled or cancel_futures
-        if wait and not all(future.is_done for future in self._futures):
-            world().wait(lambda: all(future.is_done for future in self._futures))
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-
-
 class Memory:
     """The database of digests of a machine: its connections share one, which a power loss empties."""
 
@@ -615,44 +447,41 @@ def _connect(database: Any, *args: Any, **options: Any) -> Any:
     return Memory(disk.digests)
 
 
-def _simulated_thread(simulated: type, real: type) -> Callable[..., Any]:
-    return _by_thread(real, simulated)
+_BY_PATH: dict[str, Callable[..., Any]] = {
+    "stat": _os_stat,
+    "lstat": _os_stat,
+    "access": _access,
+    "chmod": lambda path, mode, **options: None,
+    "mkdir": _mkdir,
+    "rmdir": lambda path: _disk(path).remove(path, folder=True),
+    "unlink": lambda path: _disk(path).remove(path, folder=False),
+    "remove": lambda path: _disk(path).remove(path, folder=False),
+    "rename": _rename,
+    "replace": _rename,
+    "link": _link,
+    "scandir": _scandir,
+    "listdir": _listdir,
+    "utime": _utime,
+    "statvfs": _statvfs,
+    "open": _open_descriptor,
+    "listxattr": lambda path, **options: [],
+}
+_BY_DESCRIPTOR = {"write": _write, "read": _read, "fsync": _fsync}
+_NO_STEPS = {"close": _close, "fstat": _fstat}
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Replaces the calls in the block."""
-    by_path = {
-        "stat": _os_stat,
-        "lstat": _os_stat,
-        "access": _access,
-        "chmod": lambda path, mode, **options: None,
-        "mkdir": _mkdir,
-        "rmdir": lambda path: _disk(path).remove(path, folder=True),
-        "unlink": lambda path: _disk(path).remove(path, folder=False),
-        "remove": lambda path: _disk(path).remove(path, folder=False),
-        "rename": _rename,
-        "replace": _rename,
-        "link": _link,
-        "scandir": _scandir,
-        "listdir": _listdir,
-        "utime": _utime,
-        "statvfs": _statvfs,
-        "open": _open_descriptor,
-        "listxattr": lambda path, **options: [],
-    }
-    by_descriptor = {"write": _write, "read": _read, "fsync": _fsync}
-    unseen = {"close": _close, "fstat": _fstat}
-    names = world_random
     patches = [
-        *(mock.patch.object(os, name, _replace_by_path(name, call)) for name, call in by_path.items()),
-        *(mock.patch.object(os, name, _replace_by_descriptor(name, call)) for name, call in by_descriptor.items()),
+        *(mock.patch.object(os, name, _replace_by_path(name, call)) for name, call in _BY_PATH.items()),
+        *(mock.patch.object(os, name, _replace_by_descriptor(name, call)) for name, call in _BY_DESCRIPTOR.items()),
         *(
             mock.patch.object(os, name, _replace_by_descriptor(name, call, is_step=False))
-            for name, call in unseen.items()
+            for name, call in _NO_STEPS.items()
         ),
         mock.patch.object(os, "sendfile", _sendfile),
-        mock.patch.object(os, "urandom", _by_thread(os.urandom, lambda count: names().randbytes(count))),
+        mock.patch.object(os, "urandom", _by_thread(os.urandom, lambda count: world().random.randbytes(count))),
         mock.patch.object(os, "getpid", _by_thread(os.getpid, lambda: process().number)),
         mock.patch.object(builtins, "open", _open),
         mock.patch.object(io, "open", _open),
@@ -662,8 +491,8 @@ def replaced() -> Iterator[None]:
         mock.patch.object(time, "monotonic", _by_thread(time.monotonic, _monotonic)),
         mock.patch.object(time, "sleep", _by_thread(time.sleep, _sleep)),
         mock.patch.object(time, "strftime", _by_thread(time.strftime, lambda *args: f"{world().now - 1.8e9:.0f}")),
-        mock.patch.object(threading, "Thread", _simulated_thread(Thread, threading.Thread)),
-        mock.patch.object(threading, "Timer", _simulated_thread(Timer, threading.Timer)),
+        mock.patch.object(threading, "Thread", _by_thread(threading.Thread, Thread)),
+        mock.patch.object(threading, "Timer", _by_thread(threading.Timer, Timer)),
         mock.patch.object(threading, "Lock", _by_thread(threading.Lock, Lock)),
         mock.patch.object(threading, "Condition", _by_thread(threading.Condition, Condition)),
         mock.patch.object(threading, "get_ident", _by_thread(threading.get_ident, lambda: process().number)),
@@ -672,17 +501,12 @@ def replaced() -> Iterator[None]:
         ),
         mock.patch.object(socket, "gethostname", _by_thread(socket.gethostname, lambda: process().machine.name)),
         mock.patch.object(
-            secrets, "token_hex", _by_thread(secrets.token_hex, lambda count=32: names().randbytes(count).hex())
+            secrets, "token_hex", _by_thread(secrets.token_hex, lambda count=32: world().random.randbytes(count).hex())
         ),
-        mock.patch.object(random, "uniform", _by_thread(random.uniform, lambda a, b: names().uniform(a, b))),
+        mock.patch.object(random, "uniform", _by_thread(random.uniform, lambda a, b: world().random.uniform(a, b))),
         mock.patch.object(sqlite3, "connect", _connect),
     ]
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
         yield
-
-
-def world_random() -> random.Random:
-    """The random numbers of the seed."""
-    return world().random

@@ -126,7 +126,7 @@ class Machine:
     monotonic_start_s: float
     processes: list[Process] = field(default_factory=list)
     partitioned_until: float = 0.0
-    is_up: bool = True
+    on_power_loss: list[Callable[[], None]] = field(default_factory=list)
     on_start: list[Callable[[], None]] = field(default_factory=list)
     """Called when the machine is up again after a power loss, or one of its processes was killed."""
 
@@ -276,6 +276,8 @@ class World:
                 process.end()
                 self._dead.append(process)
         machine.disk.lose_power(self.random)
+        for call in machine.on_power_loss:
+            call()
         self._restart(machine, self.random.choice((1.0, 60.0)))
 
     def _restart(self, machine: Machine, delay_s: float) -> None:
@@ -365,3 +367,19 @@ class World:
         if self.violation is None:
             self.violation = cause if isinstance(cause, Violation) else Violation(message)
             self.violation.__cause__ = None if cause is self.violation else cause
+
+
+def process() -> Process:
+    """The simulated process that runs now."""
+    return getcurrent().process  # type: ignore[attr-defined]
+
+
+def is_simulated() -> bool:
+    """Whether this is a thread of a simulated process."""
+    return type(getcurrent()) is Task
+
+
+def world() -> World:
+    """The world of the seed that runs."""
+    assert World.current is not None
+    return World.current
