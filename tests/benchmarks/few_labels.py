@@ -58,9 +58,18 @@ def measure(subject: Subject) -> list[Row]:
             gains = [new - old for new, old in zip(found["contrastive"], found["ordinary"], strict=True)]
             title = f"few labels: {name}, {rows} rows of each label"
             for what, values in (*found.items(), ("gain", gains)):
-                note = f"mean of {len(values)} draws, standard deviation {stdev(values):.3f}"
+                low, high = interval(values)
+                note = f"mean of {len(values)} draws, standard deviation {stdev(values):.3f}, {low:+.3f} to {high:+.3f}"
                 figures.append(Row(f"{title}: {what}", mean(values), note))
     return figures
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean, by Student's t."""
+    from scipy.stats import t
+
+    width = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return mean(values) - width, mean(values) + width
 
 
 def as_stored(model: Path, folder: Path) -> Path:
