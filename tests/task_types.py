@@ -1,7 +1,7 @@
 """A tiny recipe for each task type, on rows that are made up: what `make matrix` tries with every strategy, and `make
 drill` from the rows to a registered model that answers.
 
-A task type more is an entry of TINY more.
+A task type more is an entry of TINY more, and so is another way to train one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Tiny:
     """Of the model, which is made from nothing."""
     options: dict[str, Any] = field(default_factory=dict)
     epochs: int = 12
+    task: str = ""
+    """The task type; empty if the recipe has its name."""
 
 
 def labelled(draw: random.Random) -> Row:
@@ -155,16 +157,23 @@ TINY: dict[str, Tiny] = {
         ["ndcg_at_10", "mrr_at_1"],
         options={"loss": "lambda"},
     ),
+    "few-labels": Tiny(
+        labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
+    ),
+    "labelled-texts": Tiny(
+        labelled, OF_TEXTS, ["ndcg_at_10", "mrr_at_10"], options={"loss": "batch_all_triplet"}, task="embedding"
+    ),
 }
+"""By the name of the recipe."""
 
 
-def recipe_of(task: str, rows: Path, **training: Any) -> dict[str, Any]:
-    """The task type's recipe for these rows, with additional settings of training."""
-    tiny = TINY[task]
+def recipe_of(name: str, rows: Path, **training: Any) -> dict[str, Any]:
+    """The recipe of this name for these rows, with additional settings of training."""
+    tiny = TINY[name]
     usual = {"num_train_epochs": tiny.epochs, "learning_rate": 3e-3, "per_device_train_batch_size": 20}
     return {
-        "name": task,
-        "task": task,
+        "name": name,
+        "task": tiny.task or name,
         "options": tiny.options,
         "data": {
             "source": "json",
@@ -176,7 +185,7 @@ def recipe_of(task: str, rows: Path, **training: Any) -> dict[str, Any]:
         "tokens": {"max_length": 32},
         "training": {**usual, **training},
         "evaluation": {"splits": ["validation"], "metrics": tiny.metrics},
-        "release": {"registry": task},
+        "release": {"registry": name},
     }
 
 

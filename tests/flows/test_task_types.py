@@ -16,29 +16,30 @@ from training.recipe.rules.column_rules import source_columns
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("task", task_types.TASK_TYPES)
+@pytest.mark.parametrize("name", TINY)
 def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated(
-    task: str, server: dict[str, str], tmp_path: Path
+    name: str, server: dict[str, str], tmp_path: Path
 ) -> None:
-    file, home, result_file = write_project(task, tmp_path), tmp_path / "home", tmp_path / "told.json"
+    file, home, result_file = write_project(name, tmp_path), tmp_path / "home", tmp_path / "told.json"
     # In the precision of the later prediction: one token that is as likely as another changes the rest of a text.
     settings = ["--set", "training.num_train_epochs=2", "--set", "compute.mixed_precision=no"]
     settings += ["--set", "release.gate.baseline=false"]  # two epochs teach little
     run = finetune(home, "run", str(file), *settings, "--json", str(result_file), timeout_s=500, **server)
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(result_file.read_text())
-    assert result["model"]["registered"] == f"{task}/1" and result["verdict"]["decision"] == "promote"
+    assert result["model"]["registered"] == f"{name}/1" and result["verdict"]["decision"] == "promote"
 
-    shown = [column.source_name for column in source_columns(parse(recipe_of(task, tmp_path / "rows"))).inputs]
+    recipe = parse(recipe_of(name, tmp_path / "rows"))
+    shown = [column.source_name for column in source_columns(recipe).inputs]
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())
     rows.write_text("\n".join(json.dumps({name: row[name] for name in shown}) for row in whole))
-    predicted = finetune(home, "predict", task, "--input", str(rows), "--output", str(out), **server)
+    predicted = finetune(home, "predict", name, "--input", str(rows), "--output", str(out), **server)
     assert predicted.returncode == 0, predicted.stderr
     given = [json.loads(line) for line in out.read_text().splitlines()]
     (stored,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "predict")
     (data,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "load_data")
-    made, labels = task_types.load(task, TINY[task].options), json.loads((data / "labels.json").read_text())
+    made, labels = task_types.from_settings(recipe.task_and_options), json.loads((data / "labels.json").read_text())
     answers = made.to_records(pq.read_table(stored / "validation.parquet"), labels)
     assert len(given) == len(answers) == ROWS["validation"]
     for one, answer in zip(given, answers, strict=True):

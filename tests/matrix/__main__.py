@@ -1,7 +1,7 @@
 """`make matrix`: every engine and every task type with every strategy, today's architectures, and which promises hold
 for each: docs/evidence/matrix.md.
 
-    python -m tests.matrix [--only ENGINE|KIND[-STRATEGY[-PROCESSES]] | architectures[-NAME] ...]
+    python -m tests.matrix [--only ENGINE|RECIPE[-STRATEGY[-PROCESSES]] | architectures[-NAME] ...]
 
 Each cell is a training of a recipe of tests/task_types.py: engines by the command that the stage fit launches, task
 types by forks of one process. One training is left alone; another is killed again and again, and must end with the

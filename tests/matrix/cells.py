@@ -21,7 +21,6 @@ from training.problems import UserError
 from training.recipe import parse
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.strategies import STRATEGIES
-from training.recipe.tables.task_types import TASK_TYPES
 
 OF_ENGINES = "sequence-classification"
 """The task type with which every engine is tried."""
@@ -49,9 +48,10 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Combination:
-    """A task type, an engine and the other settings of one cell."""
+    """A recipe of tests/task_types.py, an engine and the other settings of one cell."""
 
     task: str
+    """The name of the recipe, which is mostly that of a task type."""
     engine: str
     strategy: str
     processes: int
@@ -91,7 +91,7 @@ class Combination:
 WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if strategy == "ddp" else (2,))]
 COMBINATIONS = [
     *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
-    *(Combination(task, USUAL_ENGINE, *way, launched=False) for task in TASK_TYPES for way in WAYS),
+    *(Combination(task, USUAL_ENGINE, *way, launched=False) for task in tiny.TINY for way in WAYS),
     *(Combination(one.task, USUAL_ENGINE, "ddp", 1, False, name) for name, one in ARCHITECTURES.items()),
 ]
 
@@ -160,7 +160,7 @@ def _tried(combination: Combination, world: Path, folder: Path, what: dict[str, 
         resumes=_resumes(whole, killed, kills, *ended(combination, killed, kills)),
         exports=exported.files(),
         reloads=exported.figures(outcome.result["best_step"]),
-        answers="" if combination.launched else exported.answers(),
+        answers="" if combination.launched else exported.answers(combination.task),
         onnx=exported.onnx() if combination.architecture else "",
     )
 
@@ -280,6 +280,7 @@ class Exported:
         from training.engine import inference
         from training.evaluation import metrics
         from training.models.loading import load_tokenizer
+        from training.task_types.sequence_classification import ContrastiveClassification
 
         loaded = getattr(transformers, self.task_type.auto_class).from_pretrained
         network, found = loaded(self.folder, output_loading_info=True)
@@ -294,6 +295,9 @@ class Exported:
         if {"loss", "targets"} <= {*answers.column_names}:
             sums = {name: sum(answers[name].to_pylist()) for name in ("loss", "targets")}
             figures["loss"] = sums["loss"] / sums["targets"]
+        trained_type = self.task_type.while_training("ddp")
+        if isinstance(trained_type, ContrastiveClassification):
+            figures["loss"] = self._contrastive_loss(trained_type, network, rows)
         reported = {name.removeprefix("eval_"): value for name, value in forks.curve(self._job)[best_step].items()}
         both = figures.keys() & reported.keys()
         worse = [name for name in both if abs(figures[name] - reported[name]) > rounding * max(1, abs(reported[name]))]
@@ -301,14 +305,34 @@ class Exported:
             return f"no: {', '.join(f'{name} {figures[name]:.6g}, not {reported[name]:.6g}' for name in worse)}"
         return "yes"
 
-    def answers(self) -> str:
+    def _contrastive_loss(self, trained_type: Any, network: Any, rows: Any) -> float:
+        """The loss of the embeddings that the head reads, the only figure of evaluations in training. Takes the head
+        from the network."""
+        import torch
+
+        from training.batching.batches import EvaluationBatches
+        from training.engine import inference
+        from training.models.classifier_inputs import take_head
+        from training.models.loading import load_tokenizer
+        from training.task_types.losses.contrastive_loss import SupervisedContrast
+        from training.task_types.sequence_level import logits_of
+
+        take_head(network)
+        collate = trained_type.collator(load_tokenizer(self.folder), 1)
+        found = inference.predict(trained_type, network, rows, collate, 16, "no")
+        embeddings = torch.tensor(logits_of(found, network.config.hidden_size))  # (N, H)
+        contrast, labels = SupervisedContrast(trained_type.options.temperature), torch.tensor(rows.labels)
+        batches = EvaluationBatches(rows.lengths, self.settings["training"]["per_device_eval_batch_size"])
+        return sum(len(batch) * float(contrast(embeddings[batch], labels[batch])) for batch in batches) / len(rows)
+
+    def answers(self, name: str) -> str:
         """Whether predictions for single rows equal the stored ones of the split."""
         import pyarrow as pa
 
         from training.engine.predictor import Predictor
         from training.recipe.rules.column_rules import source_columns
 
-        recipe = parse(tiny.recipe_of(self.settings["task"], self._world / "rows"))
+        recipe = parse(tiny.recipe_of(name, self._world / "rows"))
         shown = [column.name for column in source_columns(recipe).contents]
         with pa.memory_map(str(self._world / "data/validation.arrow")) as file:
             rows = pa.ipc.open_file(file).read_all().select(shown).combine_chunks().to_batches()[0]

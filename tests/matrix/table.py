@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.architectures import ARCHITECTURES
 from tests.benchmarks.table import ROOT
 from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
-from training.recipe.tables.task_types import TASK_TYPES
+from tests.task_types import TINY
 
 RESULT = Path(__file__).with_name("result.json")
 PAGE = ROOT / "docs" / "evidence" / "matrix.md"
@@ -61,7 +61,7 @@ class Result:
         yield _line("task type", *(f"{strategy}, {processes}" for strategy, processes in WAYS), "commit")
         yield "|---|" + "---|" * (len(WAYS) + 1)
         reasons: list[str] = []
-        for task in TASK_TYPES:
+        for task in TINY:
             of_kind = [cell for cell in self.cells if cell.task == task and not (cell.launched or cell.architecture)]
             cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
             results = [_result(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]

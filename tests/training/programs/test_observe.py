@@ -43,7 +43,8 @@ def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[s
 
 # Rows that are pairs of answers are refused before the program starts: tasks.registry.monitored_versions.
 @pytest.mark.parametrize(
-    "task", [task for task in TINY if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)]
+    "task",
+    [task for task in task_types.TASK_TYPES if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)],
 )
 def test_the_rows_of_a_split_and_of_a_file_are_observed_alike(task: str, tmp_path: Path) -> None:
     world = make_world(task, tmp_path / "world")
