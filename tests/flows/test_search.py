@@ -11,7 +11,8 @@ import pytest
 
 from flows.cli.main import main
 from tests.flows.forked import finetune
-from tests.flows.served import register
+from tests.flows.served import add_version, register, store_model
+from tests.made import KEY
 from tests.training.counting import NUMBERS, WORDS, write_assistant
 
 
@@ -60,6 +61,20 @@ def test_shards_without_a_usable_row_are_written_beside_others(
     assert run.returncode == 0, run.stdout + run.stderr
     found = finetune(home, "search", "counter", "--corpus", place, "two", **server)
     assert found.returncode == 0 and found.stdout.splitlines()[0].split()[1] == "two", found.stdout + found.stderr
+
+
+def test_texts_are_searched_by_a_model_that_labels_have_trained(
+    home: Path, server: dict[str, str], tmp_path: Path
+) -> None:
+    key = KEY[::-1]
+    version = add_version(store_model(tmp_path / "model", key), "embedding", key, ["text"], loss="batch_all_triplet")
+    documents, vectors, name = tmp_path / "documents.jsonl", str(tmp_path / "vectors"), f"counter/{version}"
+    documents.write_text("".join(json.dumps({"text": text}) + "\n" for text in NUMBERS))
+    paths = ["--input", str(documents), "--output", vectors, "--no-drift"]
+    run = finetune(home, "predict", name, *paths, **server)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = finetune(home, "search", name, "--corpus", vectors, "three", **server)
+    assert found.returncode == 0 and found.stdout.splitlines()[0].split() == ["1.0000", "three"], found.stderr
 
 
 def test_documents_can_have_another_prompt_than_queries(home: Path, server: dict[str, str]) -> None:
