@@ -72,12 +72,14 @@ class _Settings(BaseModel):
 def require_usable(folder: Path, auto_class: str, field: str) -> None:
     """Raises UserError with all mistakes in the file of a model's folder, if the class generates text. `field` is that
     of the recipe which names the model."""
-    if auto_class in GENERATE and (problems := list(_find_problems(folder, field))):
+    if auto_class in GENERATE and (problems := list(_find_problems(folder, auto_class, field))):
         raise UserError(problems)
 
 
 def require_loadable(folder: Path, auto_class: str, field: str) -> None:
-    """`require_usable`, and raises UserError for settings that transformers itself cannot load."""
+    """`require_usable`, and raises UserError for settings that transformers itself cannot load, or that need a GPU
+    where there is none."""
+    import torch
     from transformers import GenerationConfig
     from transformers.generation import SequenceBiasLogitsProcessor
 
@@ -92,6 +94,10 @@ def require_loadable(folder: Path, auto_class: str, field: str) -> None:
         cause = str(error).rstrip(".")
         message = f"{FILE} cannot be used by transformers ({cause}): correct the file, or choose another model."
         raise UserError.of("model", field, message) from error
+    if "offloaded" in (settings.cache_implementation or "") and not torch.cuda.is_available():
+        message = f"{FILE} has cache_implementation {settings.cache_implementation!r}, which needs a GPU, and there is "
+        message += "none here: correct the file, or choose another model."
+        raise UserError.of("model", field, message)
 
 
 def unset_unusable(settings: GenerationConfig, tokens: int | None) -> None:
@@ -102,7 +108,7 @@ def unset_unusable(settings: GenerationConfig, tokens: int | None) -> None:
         settings.pad_token_id = None
 
 
-def _find_problems(folder: Path, field: str) -> Iterator[Problem]:
+def _find_problems(folder: Path, auto_class: str, field: str) -> Iterator[Problem]:
     if not (folder / FILE).exists():
         return
     values = read_json(folder / FILE)
@@ -120,6 +126,10 @@ def _find_problems(folder: Path, field: str) -> Iterator[Problem]:
     beams, number = values.get("num_beams") or 1, values.get("num_return_sequences") or 1
     if not found and number > beams and not values.get("do_sample"):
         found["num_return_sequences"] = number, [f"at most num_beams, {beams}"]
+    if values.get("cache_implementation") == "quantized":  # it needs further packages
+        found["cache_implementation"] = "quantized", ["'dynamic', 'static' or null"]
+    if auto_class == "AutoModelForSeq2SeqLM" and values.get("guidance_scale") not in (None, 1):
+        found.setdefault("guidance_scale", (values["guidance_scale"], ["1 or null, because the model has an encoder"]))
     for name, (value, allowed) in found.items():
         message = f"{FILE} has {name} {value!r:.100}, which should be {' or '.join(dict.fromkeys(allowed))}: "
         yield Problem(kind="model", where=field, message=f"{message}correct the file, or choose another model.")

@@ -27,6 +27,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty 0, which should be greater than 0"),
     ({"early_stopping": "maybe"}, "early_stopping 'maybe', which should be a valid boolean or 'never'"),
     ({"bad_words_ids": [["a"]]}, "bad_words_ids [['a']], which should be a valid integer"),
+    (
+        {"cache_implementation": "quantized"},
+        "cache_implementation 'quantized', which should be 'dynamic', 'static' or null",
+    ),
 ]
 NOT_LOADABLE: list[tuple[dict[str, Any], str]] = [
     ({"sequence_bias": {"a": 1}}, "has to be a dict with tuples as keys"),
@@ -38,6 +42,7 @@ USABLE: list[dict[str, Any]] = [
     *({"top_k": -1}, {"top_k": 50.0}, {"top_p": 5, "do_sample": True}, {"temperature": "0.7"}),
     *({"min_length": -1}, {"max_time": 0}, {"bos_token_id": [1, 2]}, {"sequence_bias": [[[5], 2.0]]}),
     *({"num_beam_groups": 2, "diversity_penalty": 0.5}, {"low_memory": True}, {"prompt_lookup_num_tokens": 3}),
+    *({"cache_implementation": "static"}, {"guidance_scale": 1.5}),
 ]
 UNUSABLE = {"return_dict_in_generate": True, "output_scores": True, "constraints": "x", "stop_strings": ["a"]}
 
@@ -56,6 +61,15 @@ def test_a_setting_that_generation_cannot_use_is_named_with_its_file(
     require_usable(tmp_path, "AutoModel", "model.path")
 
 
+def test_guidance_is_refused_for_models_with_an_encoder_alone(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"guidance_scale": 1.5})
+    (problem,) = raised_problems(require_usable, folder, "AutoModelForSeq2SeqLM", "model.path")
+    allowed = "1 or null, because the model has an encoder"
+    assert problem.message == f"{FILE} has guidance_scale 1.5, which should be {allowed}: {ADVICE}"
+    require_usable(folder, "AutoModelForCausalLM", "model.path")
+    require_usable(write(tmp_path, {"guidance_scale": 1}), "AutoModelForSeq2SeqLM", "model.path")
+
+
 @pytest.mark.parametrize(
     ("settings", "cause"), NOT_LOADABLE, ids=[next(iter(settings)) for settings, _ in NOT_LOADABLE]
 )
@@ -67,6 +81,20 @@ def test_a_setting_that_transformers_cannot_load_is_one_message_with_the_cause(
     assert problem.where == "model.path" and problem.message.startswith(f"{FILE} cannot be used by transformers (")
     assert cause in problem.message and problem.message.endswith(ADVICE)
     require_loadable(tmp_path, "AutoModel", "model.path")
+
+
+def test_a_cache_that_needs_a_gpu_is_refused_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"cache_implementation": "offloaded"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (problem,) = raised_problems(require_loadable, tmp_path, "AutoModelForCausalLM", "model.path")
+    assert (problem.where, problem.message) == (
+        "model.path",
+        f"{FILE} has cache_implementation 'offloaded', which needs a GPU, and there is none here: {ADVICE}",
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    require_loadable(tmp_path, "AutoModelForCausalLM", "model.path")
 
 
 @pytest.fixture(scope="module")
