@@ -248,10 +248,14 @@ def _torn(node: Node, random: Random) -> bytes:
         return node.synced
     if kind == 1:
         return bytes(node.data)
+    both = zip(node.data, node.synced, strict=False)
+    shorter = min(len(node.data), len(node.synced))
+    kept = next((at for at, (new, old) in enumerate(both) if new != old), shorter)  # synced, and not written since
     if kind == 2:
-        return bytes(node.data[: random.randrange(len(node.data) + 1)])
-    pages = [bytes(node.data[start : start + PAGE]) for start in range(0, len(node.data), PAGE)]
-    return b"".join(page if random.random() < 0.5 else bytes(len(page)) for page in pages)
+        return bytes(node.data[: random.randint(kept, len(node.data))])
+    pages = [bytes(node.data[start : start + PAGE]) for start in range(kept, len(node.data), PAGE)]
+    rest = (page if random.random() < 0.5 else bytes(len(page)) for page in pages)
+    return bytes(node.data[:kept]) + b"".join(rest)
 
 
 def _parts(path: str, root: str) -> list[str]:

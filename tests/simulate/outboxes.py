@@ -123,6 +123,7 @@ class Outboxes:
     def check_end(self) -> None:
         """Delivers what is left, and checks what has arrived."""
         self.world.faults.budget, self.world.faults.network_s = 0, 0.0
+        self.machine.disk.full_until = 0.0
         for _ in range(2):
             self._start_delivery()
             self.world.run()

@@ -37,7 +37,7 @@ from tasks.shared_store.maintenance import make_plan, read_content, remove
 from tasks.shared_store.shared_artifacts import manifest_name, parse_manifest
 from tests.simulate.bucket import ObjectStore, as_obstore
 from tests.simulate.disk import Node
-from tests.simulate.world import Machine, World
+from tests.simulate.world import START_S, Machine, World
 from training.problems import UserError
 
 STAGES = ("fit", "predict")
@@ -74,6 +74,8 @@ class Stores:
         """Artifacts whose upload was reported: the time of the report."""
         self.inside: dict[tuple[str, str], object] = {}
         self.needed = set(self.keys) if draw.random() < 0.7 else {self.keys[0]}
+        self.needed_from_s = 0.0
+        """The time before which runs make only what is not needed later."""
         self.made: dict[tuple[str, str], int] = {}
         self.is_calm = not world.faults.budget and not world.faults.network_s
         self.damages = 0
@@ -96,9 +98,12 @@ class Stores:
             self._later(draw.choice((0.0, 5.0, 150.0)), lambda: self._start(machine, self._clean_home))
         if not self.is_calm and draw.random() < 0.4:
             for machine in draw.sample(self.machines, draw.randint(1, len(self.machines))):
-                later = functools.partial(self._start, machine, self._clean_bucket)
-                self._later(draw.choice((0.0, 5.0, 110.0, 200.0)), later)
-                self._later(draw.choice((100.0, 200.0)), functools.partial(self._start, machine, self._run))
+                at_s = draw.choice((0.0, 5.0, 130.0, 200.0))
+                self._later(at_s, functools.partial(self._start, machine, self._clean_bucket))
+                other = draw.choice(self.machines)  # uploads while the other removes
+                self._later(at_s + draw.uniform(0, 2), functools.partial(self._start, other, self._run))
+            if len(self.needed) < len(self.keys) and draw.random() < 0.5:
+                self.needed_from_s = 100.0
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         self.world.call_later(delay_s, call)
@@ -123,6 +128,8 @@ class Stores:
             remote = BucketRemote(_bucket(), Leases(_bucket()))
             remote.deliver_earlier()
             keys = [(stage, key) for key in self.keys for stage in STAGES]
+            if world.now < START_S + self.needed_from_s:
+                keys = [place for place in keys if place[1] not in self.needed]
             world.random.shuffle(keys)
             for stage, key in keys[: world.random.choice((1, 2, len(keys)))]:
                 damages = self.damages
