@@ -4,7 +4,6 @@ A killed run is resumed, or ended and delivered by another process of the home. 
 more and a last process has delivered what is left:
 
 - Each entry that was put arrives. After a power loss, only those that were put since: the outbox is not synced.
-- Entries that are repeated set the same values: the last values of all tags are those that were put last.
 - A run's end arrives, after its other entries.
 """
 

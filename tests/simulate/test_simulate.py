@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.simulate.mutations import MUTATIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,3 +36,9 @@ def test_a_seed_plays_the_same_steps_each_time() -> None:
     first, second = (simulate("--seed", "3", "--steps") for _ in range(2))
     assert first.stdout.count("\n") > 100, first.stdout + first.stderr
     assert first.stdout == second.stdout
+
+
+def test_each_planted_mistake_replaces_a_function_that_there_is() -> None:
+    for _, plant in MUTATIONS.values():
+        with plant():
+            pass

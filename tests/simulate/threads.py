@@ -1,4 +1,8 @@
-"""Threads, locks and pools of simulated processes, in place of those of `threading` and `concurrent.futures`."""
+"""Threads, locks and pools of simulated processes, in place of those of `threading` and `concurrent.futures`.
+
+They differ where the code under simulation does not: `notify` wakes all, each thread is a daemon, and a free lock is
+taken without a step of the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ class Lock:
         return True
 
     def release(self) -> None:
+        if self._holder is None:
+            raise RuntimeError("release unlocked lock")
         self._holder = None
 
     def locked(self) -> bool:
@@ -51,11 +57,12 @@ class Condition(Lock):
             self.wait(ends - world().now)
         return result
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
         seen = self._generation
         self.release()
         world().wait(lambda: self._generation != seen, math.inf if timeout is None else timeout)
         self.acquire()
+        return self._generation != seen
 
     def notify_all(self) -> None:
         self._generation += 1
