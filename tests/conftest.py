@@ -165,3 +165,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("FINETUNE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def registry_home(home: Path, fresh_database: Path) -> Path:
+    """The home, with an empty registry."""
+    home.mkdir(mode=0o700)
+    (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
+    return home

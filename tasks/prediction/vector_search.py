@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from tasks.prediction.single_rows import predict_records, split_into_rows
 from tasks.registry.model_spec import ModelSpec, with_prompt
 from training.data.prediction_files import EMBEDDING, STAMPS
+from training.data.vectors import as_matrix
 from training.problems import UserError
 from training.task_types import class_of
 from training.task_types.text_embedding import TextEmbedding, normalize
@@ -130,7 +131,7 @@ def _require_size(kind: pa.FixedSizeListType, file: Path, dimensions: int) -> No
 
 def _similarities(vectors: pa.FixedSizeListArray, wanted: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """(N,) of vectors to the query, which has length 1."""
-    found = vectors.flatten().to_numpy().reshape(len(vectors), -1)
+    found = as_matrix(vectors, vectors.type.list_size)
     if found.dtype == np.uint8:
         differing = np.bitwise_count(found ^ np.packbits(wanted > 0))
         return np.asarray(1 - 2 * differing.sum(axis=1, dtype=np.float32) / len(wanted))

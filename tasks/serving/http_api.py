@@ -98,7 +98,8 @@ def build_app(
         """The predictions of rows by the version that answers, and this version."""
         async with served.use() as process:
             rows = make_rows(process.model)
-            said = await until_gone(request, process.predict(rows, find_prompt(process.model)))
+            prompt = find_prompt(process.model)
+            said = await until_gone(request, process.predict(rows, prompt))
             model = process.model
         if not isinstance(said, Predicted):
             raise said_error(said)
@@ -108,7 +109,7 @@ def build_app(
         if usable:
             served.trial = partial(find_failure, row=next(compress(rows, said.records)))
         if recorded is not None:
-            recorded.add_predictions(rows, said.records, model.version)
+            recorded.add_predictions(rows, said.records, model.version, prompt)
         return said, model
 
     async def predict(body: PredictRequest, request: Request) -> Response:

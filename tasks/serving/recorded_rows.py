@@ -5,8 +5,9 @@
 
 A row of /predict has its own columns. A conversation has its messages and tools, and a continued text its text, in the
 columns that the model reads; tools that it does not read are `served_tools`. Beside them: `prediction` (an object, or
-the text of an answer), `served_by` (`NAME/VERSION`) and `served_at` (ISO 8601, UTC); a column of the row with one of
-these names is kept in its place.
+the text of an answer), `served_by` (`NAME/VERSION`), `served_at` (ISO 8601, UTC), and `served_prompt` if the request
+selected a prompt by `input_type`: the column of the training data that has it. A column of the row with one of these
+names is kept in its place.
 """
 
 from __future__ import annotations
@@ -68,10 +69,16 @@ class RecordedRows:
         self._draw = random.Random()
 
     def add_predictions(
-        self, rows: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any] | None], version: str
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        records: Sequence[Mapping[str, Any] | None],
+        version: str,
+        prompt: str | None = None,
     ) -> None:
-        """Adds some of the rows that were predicted."""
-        self._add([{"prediction": record, **row} for row, record in zip(rows, records, strict=True) if record], version)
+        """Adds some of the rows that were predicted. `prompt`: the column whose prompt the request selected."""
+        beside = {} if prompt is None else {"served_prompt": prompt}
+        predicted = zip(rows, records, strict=True)
+        self._add([{"prediction": record, **beside, **row} for row, record in predicted if record], version)
 
     def add_answer(self, fields: Mapping[str, Any], answer: str, version: str) -> None:
         """Adds a conversation or a text with its answer, or not. `fields`: of training.programs.serve.Generate."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.ipc_files import in_blocks, ipc_writer
+from training.data.vectors import rows_at_once
 from training.jobs.protocol import Result
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ Judged = tuple[str, Sequence[tuple[str, bool]]]
 """The query of a row, and its documents, each with whether it belongs to the query."""
 Scores = Callable[[int, int], npt.NDArray[np.floating[Any]]]
 """Returns the scores (q, C) of all documents for the queries from a first one to the one before a last one."""
-MAX_SCORES = 10_000_000
-"""Scores in memory at a time."""
 DECIMALS = 6
 """The decimals of a score that count: equal embeddings differ by rounding."""
 
@@ -152,7 +151,7 @@ def find_negatives(
         list[list[str]](),
     )
     number = len(judgements)
-    block = max(1, MAX_SCORES // max(1, len(texts)))
+    block = rows_at_once(len(texts))
     for first in range(0, number, block):
         last = min(first + block, number)
         of_block = np.round(scores(first, last).astype(np.float64), DECIMALS)
@@ -172,7 +171,7 @@ def find_candidates(corpus: Corpus, scores: Scores, number: int) -> list[list[st
     """The nearest documents of each query (Q,), at most `number`, the nearest first, without its own text. Of documents
     with equal scores, those that belong to the query come last."""
     texts, queries, found = [*corpus.documents], [*corpus.queries], list[list[str]]()
-    block = max(1, MAX_SCORES // max(1, len(texts)))
+    block = rows_at_once(len(texts))
     for first in range(0, len(queries), block):
         last = min(first + block, len(queries))
         of_block = np.round(scores(first, last).astype(np.float64), DECIMALS)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from training.data.casting import Values
 from training.data.csv_files import FORMULA
 from training.data.prediction_rows import Column, Rows
 from training.data.row_problems import RowProblem
+from training.data.vectors import VectorType, as_vectors, parquet_options
 from training.jobs.protocol import without_nan
 from training.recipe.tables.formats import FORMATS
 
@@ -42,7 +43,6 @@ GENERATED = "generated_text"
 """The predicted column that is an assistant's answer."""
 EMBEDDING = "embedding"
 """The predicted column that is the embedding of a text."""
-EmbeddingType = Literal["float32", "float16", "binary"]
 
 STAMPS = {
     "error": pa.string(),
@@ -125,7 +125,7 @@ class Writer:
         delimiter: str = ",",
         escape_formulas: bool = False,
         as_message: Callable[[Values, str], Mapping[str, Any]] = plain_message,
-        embedding_type: EmbeddingType = "float32",
+        embedding_type: VectorType = "float32",
     ) -> None:
         self._file, self._form, self._kept, self._delimiter = file, form, kept, delimiter
         self._escape_formulas, self._as_message = escape_formulas, as_message
@@ -193,7 +193,9 @@ class Writer:
         for name, kind in STAMPS.items():
             table = table.append_column(pa.field(name, kind), pa.array(_stamps(rows, stamp)[name], kind))
         if self._out is None:
-            self._out = self._stack.enter_context(pq.ParquetWriter(self._file, table.schema, compression="zstd"))
+            self._out = self._stack.enter_context(
+                pq.ParquetWriter(self._file, table.schema, **parquet_options(table.schema))
+            )
         self._out.write_table(table)
 
     def _csv(self, rows: Rows, predictions: pa.Table, stamp: Stamp) -> None:
@@ -235,24 +237,6 @@ class Writer:
     def _open_text(self) -> Any:
         # Half a surrogate pair is written as JSON escapes it.
         return self._stack.enter_context(self._file.open("w", encoding="utf-8", errors="backslashreplace", newline=""))
-
-
-def as_vectors(embeddings: pa.ListArray, kind: EmbeddingType, dimensions: int) -> pa.FixedSizeListArray:
-    """Embeddings (N,) of so many numbers each, or null, as lists of one size: float32 or float16, or for `binary`
-    uint8, in which a bit says whether a number is positive, eight dimensions a byte, the first one in the highest bit.
-
-    A null becomes NaN, or zeros: pyarrow 25 writes null lists of one size into Parquet, and cannot read them.
-    """
-    there = embeddings.is_valid().to_numpy(zero_copy_only=False)
-    found = embeddings.flatten().to_numpy().reshape(-1, dimensions)  # those of rows with an embedding
-    if kind == "binary":
-        found = np.packbits(found > 0, axis=1)
-    elif kind == "float16":
-        found = found.astype(np.float16)
-    nothing = 0 if kind == "binary" else np.nan
-    vectors = np.full((len(there), found.shape[1]), nothing, found.dtype)
-    vectors[there] = found
-    return pa.FixedSizeListArray.from_arrays(vectors.reshape(-1), vectors.shape[1])
 
 
 def predicted_names(predicted: Iterable[str], there: Collection[str]) -> dict[str, str]:

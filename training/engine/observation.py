@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from training.batching.batches import EvaluationBatches, TokenRows
+from training.data.vectors import as_lists, as_matrix
 from training.engine.inference import evaluate
 from training.evaluation.stored_calibration import REVIEW, Calibration
 from training.evaluation.text_statistics import FIELD
@@ -106,7 +107,7 @@ class Observer:
             mean = (hidden[0] * mask).sum(dim=1) / mask.sum(dim=1)  # (B, D)
             if (documents := inputs.get("documents")) is not None:  # each text has a line
                 mean = torch.stack([of_row.mean(dim=0) for of_row in mean.split(documents.tolist())])
-            return None, 1, found.append_column("embedding", _as_column(mean.float().cpu().numpy()))
+            return None, 1, found.append_column("embedding", as_lists(mean.float().cpu().numpy()))
 
         hook = network.base_model.register_forward_hook(keep)
         try:
@@ -114,21 +115,15 @@ class Observer:
                 found = evaluate(collated(), plan, predict_batch, report).predictions
         finally:
             hook.remove()
-        embeddings = np.stack(found["embedding"].to_pylist()).astype(np.float32)
+        embeddings = as_matrix(found["embedding"], len(found["embedding"][0]))
         return task_type.join_labels(found.drop_columns("embedding"), rows), embeddings
-
-
-def _as_column(values: np.ndarray[Any, Any]) -> pa.Array:
-    """Lists of one length. Parquet refuses a missing list of a fixed length."""
-    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.ravel()))
 
 
 def _mean_by_row(values: np.ndarray[Any, Any], row_of: np.ndarray[Any, Any], rows: int) -> pa.Array:
     """The mean over the token rows of each row of the data."""
     sums = np.zeros((rows, values.shape[1]), np.float32)
     np.add.at(sums, row_of, values)
-    return _as_column(sums / np.maximum(1, np.bincount(row_of, minlength=rows))[:, None].astype(np.float32))
+    return as_lists(sums / np.maximum(1, np.bincount(row_of, minlength=rows))[:, None].astype(np.float32))
 
 
 def _list_fields(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -21,6 +23,21 @@ from training.tokenization.special_tokens import find_spelt
 from training.tokenization.transformers_encoder import load_encoder
 
 BATCH_ROWS = 32
+Places = npt.NDArray[np.integer[Any]]
+Report = Callable[[int], None]
+
+
+class TokenizedRows(NamedTuple):
+    """Rows for the model."""
+
+    count: int
+    """The rows, with those that the model cannot read."""
+    kept: Places
+    """The places of the others."""
+    rows: pa.RecordBatch
+    """Those."""
+    tokens: TokenRows | None
+    """None without any."""
 
 
 class Predictor:
@@ -54,6 +71,8 @@ class Predictor:
         self.task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
         self._calibration = calibration
         self.encoder = load_encoder(tokenizer, folder, max_length)
+        self._using_encoder = Lock()
+        """Held while a thread uses the encoder, whose truncation is a state of its own."""
         self.tokenizer = loading.load_tokenizer(tokenizer, folder)
         self._collate = task_type.collator(self.tokenizer, loading.padding_multiple())
         self.network = loading.load_trained(task_type, folder).to(device)
@@ -88,65 +107,88 @@ class Predictor:
         if self.spelt:
             yield f"{self.spelt:,} rows spell special tokens: the model reads them as marks of its own, not as text."
 
-    def predict(self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
+    def predict(self, rows: pa.RecordBatch, report: Report | None = None) -> list[dict[str, Any]]:
         """A record for each row, with the names and types of `record_types`; an empty one for a row with tokens that
         the model does not have, or that its chat template refuses. The rows have the task type's columns except for the
         label. `report` is called with the number of rows that are done."""
         return self.predict_and_count(rows, report)[0]
 
     def predict_and_count(
-        self, rows: pa.RecordBatch, report: Callable[[int], None] | None = None
+        self, rows: pa.RecordBatch, report: Report | None = None
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """As `predict`, and the number of tokens of each row; 0 for a row with an empty record."""
-        if not rows.num_rows:
-            return [], []
-        report = report or _no_report
-        try:
-            features = self.task_type.features(self.encoder, rows).rows
-        except RefusedRows as error:
-            self.refused.update(error.reasons)
-            return self._predict_without(error.rows, rows, report)
-        beyond = np.unique(find_beyond(features, self._vocab_size))
-        if len(beyond):
-            self.beyond += len(beyond)
-            return self._predict_without(beyond.tolist(), rows, report)
-        spelt = find_spelt(rows, self.encoder.special_texts)[0] & ~self.task_type.is_rendered(rows)
-        self.spelt += int(np.count_nonzero(spelt))
-        token_rows = TokenRows(
-            pa.Table.from_batches(self.task_type.token_rows("rows", self.encoder.max_length, iter([features])))
-        )
+        records: list[dict[str, Any]] = [{}] * rows.num_rows
+        tokens = [0] * rows.num_rows
+        for places, lengths, predictions in self._compute(self.tokenize(rows), report or _no_report):
+            found = zip(places.tolist(), lengths.tolist(), self._to_records(predictions), strict=True)
+            for place, length, record in found:
+                records[place], tokens[place] = record, length
+        return records, tokens
+
+    def predict_table(self, tokenized: TokenizedRows, report: Report | None = None) -> pa.Table:
+        """The records of `predict` as columns. Embeddings become no Python objects."""
+        schema = pa.schema(list(self.record_types.items()))
+        parts, order = [schema.empty_table()], np.full(tokenized.count, -1)
+        for places, _, predictions in self._compute(tokenized, report or _no_report):
+            order[places] = sum(map(len, parts)) + np.arange(len(places))
+            if self._calibration is None:
+                parts.append(self.task_type.to_table(predictions, self.labels))
+            else:
+                parts.append(pa.Table.from_pylist(self._to_records(predictions), schema))
+        return pa.concat_tables(parts).take(pa.array(order, mask=order < 0))
+
+    def tokenize(self, rows: pa.RecordBatch) -> TokenizedRows:
+        """The rows with their tokens, without those that the model cannot read. It may run in another thread while the
+        model predicts other rows."""
+        with self._using_encoder:
+            return self._tokenize(rows)
+
+    def _tokenize(self, rows: pa.RecordBatch) -> TokenizedRows:
+        kept = np.arange(rows.num_rows)
+        while len(kept):
+            usable = rows.take(kept)
+            try:
+                features = self.task_type.features(self.encoder, usable).rows
+            except RefusedRows as error:
+                self.refused.update(error.reasons)
+                kept = np.delete(kept, error.rows)
+                continue
+            if len(beyond := np.unique(find_beyond(features, self._vocab_size))):
+                self.beyond += len(beyond)
+                kept = np.delete(kept, beyond)
+                continue
+            spelt = find_spelt(usable, self.encoder.special_texts)[0] & ~self.task_type.is_rendered(usable)
+            self.spelt += int(np.count_nonzero(spelt))
+            tokens = self.task_type.token_rows("rows", self.encoder.max_length, iter([features]))
+            return TokenizedRows(rows.num_rows, kept, usable, TokenRows(pa.Table.from_batches(tokens)))
+        return TokenizedRows(rows.num_rows, kept, rows.slice(0, 0), None)
+
+    def _compute(self, tokenized: TokenizedRows, report: Report) -> Iterator[tuple[Places, Places, pa.Table]]:
+        """Yields, batch by batch, the places of rows, their numbers of tokens, and the decoded predictions for them."""
+        _, kept, rows, token_rows = tokenized
+        if token_rows is None:
+            return
         # Of a model that generates texts, the second pass takes nearly all of the time; of others the first.
         passes = (_no_report, report) if self.task_type.generates_text else (report, _no_report)
         found = predict(
             self.task_type, self.network, token_rows, self._collate, self._batch_rows, self._precision, passes[0]
         )
         # Texts are generated in batches of this order: similar lengths need little padding.
-        order = np.argsort(-token_rows.tokens, kind="stable")
-        records = []
+        order, done = np.argsort(-token_rows.tokens, kind="stable"), 0
         for places in np.array_split(order, -(-len(order) // self._batch_rows)):
-            records += self._complete(found.take(pa.array(places)), rows.take(pa.array(places)))
-            passes[1](len(records))
-        in_order: list[dict[str, Any]] = [{}] * len(records)
-        for place, record in zip(order.tolist(), records, strict=True):
-            in_order[place] = record
-        return in_order, token_rows.tokens.tolist()
+            yield kept[places], token_rows.tokens[places], self._complete(found.take(places), rows.take(places))
+            done += len(places)
+            passes[1](done)
 
-    def _predict_without(
-        self, unusable: Collection[int], rows: pa.RecordBatch, report: Callable[[int], None]
-    ) -> tuple[list[dict[str, Any]], list[int]]:
-        """The records and tokens of the rows, empty for the unusable ones."""
-        kept = np.setdiff1d(np.arange(rows.num_rows), [*unusable]).astype(np.int64)
-        of_kept = zip(*self.predict_and_count(rows.take(pa.array(kept)), report), strict=True)
-        found = [({}, 0) if row in unusable else next(of_kept) for row in range(rows.num_rows)]
-        return [record for record, _ in found], [tokens for _, tokens in found]
-
-    def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> pa.Table:
         dtype, kind = loading.DTYPES[self._precision], self.network.device.type
-        with torch.autocast(kind, dtype, enabled=self._precision != "no"):
+        with self._using_encoder, torch.autocast(kind, dtype, enabled=self._precision != "no"):
             predictions = self.task_type.predictions_on_request(
                 predictions, rows, self.network, self.tokenizer, self.encoder
             )
-        predictions = self.task_type.decode(predictions, self.tokenizer)
+        return self.task_type.decode(predictions, self.tokenizer)
+
+    def _to_records(self, predictions: pa.Table) -> list[dict[str, Any]]:
         if self._calibration is not None:
             return self._calibration.to_records(self.task_type, predictions)
         return self.task_type.to_records(predictions, self.labels)

@@ -16,14 +16,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from training.data.vectors import rows_at_once
 from training.evaluation.predictions import Floats, Predictions, Rows
 from training.recipe.tables.metrics import RANKINGS
 
 TIE = 1e-6
 """The difference up to which two scores of a query are equal, relative to its largest score: products of embeddings in
 32-bit floats differ by less if the embeddings are equal."""
-MAX_SCORES = 10_000_000
-"""Scores in memory at a time."""
 FEW_RELEVANT = 20
 """Relevant documents of a query up to which others are counted for each of them; for more, they are sorted once."""
 WORST_RANK = np.iinfo(np.int32).max
@@ -216,7 +215,7 @@ def rank_by(
     before a last one, (q, C), in an array of its own. `documents` is C."""
     pairs, graded, taken = _sort_pairs(relevant, relevance)
     skipped, *_ = _sort_pairs(np.empty((0, 2)) if left_out is None else left_out, None)
-    ranks, number, block = np.empty(len(pairs), np.int64), len(query_rows), max(1, MAX_SCORES // max(1, documents))
+    ranks, number, block = np.empty(len(pairs), np.int64), len(query_rows), rows_at_once(documents)
     for first in range(0, number, block):
         last = min(first + block, number)
         of_block = scores(first, last)

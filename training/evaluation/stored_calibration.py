@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from training.data.vectors import as_lists, as_matrix
 from training.evaluation.abstention import Judged, needs_review
 from training.evaluation.calibration import Floats, Logits, Mask, Scaling, calibration_error, log_softmax
 from training.evaluation.predictions import ManyLabels, OneLabel
@@ -114,9 +115,7 @@ class Calibration(_Stored):
         """The predictions of a task type, with logits whose probabilities are the calibrated ones. The predicted labels
         stay as they are."""
         scaled = self._scaling.apply(read_logits(predictions, len(self.labels)))
-        offsets = np.arange(0, scaled.size + 1, len(self.labels), dtype=np.int32)
-        column = pa.ListArray.from_arrays(offsets, scaled.reshape(-1))
-        return predictions.set_column(predictions.column_names.index("logits"), "logits", column)
+        return predictions.set_column(predictions.column_names.index("logits"), "logits", as_lists(scaled))
 
     def judge(self, predictions: pa.Table, right: npt.NDArray[np.bool_] | None = None) -> Judged:
         """The probability of each row's prediction, and whether it is right; without `right`, no row is."""
@@ -251,8 +250,7 @@ def most_characters(labels: Sequence[str], *, has_many: bool) -> int:
 
 def read_logits(predictions: pa.Table, labels: int) -> Floats:
     """(N, L) the column `logits` of predictions."""
-    flat = predictions["logits"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(flat.reshape(len(predictions), labels), np.float64)
+    return np.asarray(as_matrix(predictions["logits"], labels), np.float64)
 
 
 def describe_review(record: Mapping[str, Any]) -> list[str]:

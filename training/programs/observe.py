@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from training import task_types
 from training.data.casting import to_batch
+from training.data.vectors import parquet_options
 from training.evaluation.drift.sampling import Reservoir
 from training.evaluation.stored_calibration import Calibration
 from training.evaluation.text_statistics import join_texts
@@ -117,7 +118,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
         taken = observed.take(pa.array([None if index < 0 else index for index in indices.tolist()], pa.int64()))
     table = pa.table({"text": texts, **{name: taken[name] for name in taken.column_names}})
     (job_dir / OUTPUT).mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, job_dir / OUTPUT / "observations.parquet", compression="zstd")
+    pq.write_table(table, job_dir / OUTPUT / "observations.parquet", **parquet_options(table.schema))
     return ObserveResult(
         rows=total if settings.rows is None else settings.rows,
         observed=len(rows),

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from training import task_types
 from training.data.casting import to_batch
 from training.data.prediction_rows import RowReader, WantedShard, read_shards
+from training.data.vectors import parquet_options
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings
@@ -34,6 +35,7 @@ from training.recipe.reading_rules import ReadingRules
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from training.engine.predictor import TokenizedRows
 
 SHARDS = "shards"
 """The folder of the predicted shards in the job's folder."""
@@ -87,18 +89,32 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
         calibration=settings.calibration,
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
-    schema = pa.schema(list(predictor.record_types.items()))
     (job_dir / SHARDS).mkdir(exist_ok=True)
     progress, began = _Progress(events), time.monotonic()
     reader = RowReader(task_type, settings.columns, rules=ReadingRules.model_validate(settings.reading))
-    for digest, rows in read_shards(reader, settings.shards, settings.shard_rows):
-        inputs, started = rows.usable(), time.monotonic()
-        records = predictor.predict(to_batch(task_type, settings.columns, inputs), progress.report)
-        progress.end_shard(len(inputs))
-        write(job_dir / SHARDS / f"{digest}.parquet", pa.Table.from_pylist(records, schema))
-        seconds, now_s = time.monotonic() - started, int(time.time())
-        done = ShardResult(rows=len(inputs), rows_per_second=rate(len(inputs), seconds), predicted_at_s=now_s)
+    shards = read_shards(reader, settings.shards, settings.shard_rows)
+
+    def read_next() -> tuple[str, TokenizedRows] | None:
+        for digest, rows in shards:
+            return digest, predictor.tokenize(to_batch(task_type, settings.columns, rows.usable()))
+        return None
+
+    def store(digest: str, predictions: pa.Table, seconds: float) -> None:
+        write(job_dir / SHARDS / f"{digest}.parquet", predictions)
+        rows = len(predictions)
+        done = ShardResult(rows=rows, rows_per_second=rate(rows, seconds), predicted_at_s=int(time.time()))
         events.write("shard", digest=digest, **done.model_dump())
+
+    # While the model predicts a shard, a thread stores the one before it and tokenizes the one after it.
+    with ThreadPoolExecutor(1) as beside:
+        ahead, stored = beside.submit(read_next), beside.submit(lambda: None)
+        while found := ahead.result():
+            ahead, started, (digest, tokenized) = beside.submit(read_next), time.monotonic(), found
+            predictions = predictor.predict_table(tokenized, progress.report)
+            progress.end_shard(len(predictions))
+            stored.result()
+            stored = beside.submit(store, digest, predictions, time.monotonic() - started)
+        stored.result()
     for message in predictor.warnings():
         events.warning(message)
     return PredictResult(rows=progress.before, rows_per_second=rate(progress.before, time.monotonic() - began))
@@ -108,7 +124,7 @@ def write(file: Path, predictions: pa.Table) -> None:
     """Writes a file of predictions, which appears whole."""
 
     aside = file.with_suffix(".aside")
-    pq.write_table(predictions, aside, compression="zstd")
+    pq.write_table(predictions, aside, **parquet_options(predictions.schema))
     os.replace(aside, file)
 
 

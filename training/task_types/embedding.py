@@ -29,8 +29,9 @@ from pydantic_core import PydanticCustomError
 
 from training.data.duplicates import hash_ids
 from training.data.ipc_files import CORPUS
+from training.data.vectors import rows_at_once
 from training.evaluation.constant_predictions import Baseline, Rival
-from training.evaluation.rankings import MAX_SCORES, TIE, Others, Rankings, rank, rank_by
+from training.evaluation.rankings import TIE, Others, Rankings, rank, rank_by
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.losses import TEACHER
@@ -310,7 +311,7 @@ class PairsInCorpus(CorpusSearch):
         is_new = ~np.isin(ids, self._known)
         ids, documents = ids[is_new], block.normalized[first[is_new]].T
         self._known = np.union1d(self._known, ids)
-        size = max(1, MAX_SCORES // max(1, len(ids)))
+        size = rows_at_once(len(ids))
         for start in range(0, len(self._least), size):
             rows = slice(start, start + size)
             scores = np.nan_to_num(self._anchors[rows] @ documents, nan=-np.inf)

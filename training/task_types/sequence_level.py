@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.data.vectors import as_lists, as_matrix
 from training.task_types.task_type import Column, LearnsFromTeacher
-from training.tokenization.features import list_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,14 +70,12 @@ def probability_type(labels: Sequence[str]) -> pa.DataType:
 
 def logits_column(logits: npt.NDArray[np.float32]) -> pa.ListArray:
     """(B, L) logits as a column of lists."""
-    return list_column(logits.reshape(-1), np.full(*logits.shape))
+    return as_lists(logits)
 
 
 def logits_of(predictions: pa.Table, labels: int) -> npt.NDArray[np.float32]:
     """(N, L) the column `logits` of predictions."""
-    found = predictions["logits"].combine_chunks().flatten().to_numpy()
-    logits: npt.NDArray[np.float32] = found.reshape(len(predictions), labels)
-    return logits
+    return as_matrix(predictions["logits"], labels)
 
 
 def replace_columns(predictions: pa.Table, columns: pa.RecordBatch) -> pa.Table:

@@ -148,6 +148,11 @@ class PredictionsToRecords(ABC):
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
         """The predictions as plain values with the names of `record_types`."""
 
+    def to_table(self, predictions: pa.Table, labels: Sequence[str]) -> pa.Table:
+        """The same records as columns."""
+        schema = pa.schema(list(self.record_types(labels).items()))
+        return pa.Table.from_pylist(self.to_records(predictions, labels), schema)
+
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The lines of a record in a terminal."""
         return [f"{name}: {value}" for name, value in record.items()]

@@ -26,6 +26,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 
 from training.data.duplicates import hash_ids
+from training.data.vectors import as_lists
 from training.models.pooling import CONFIG, Mode, Pooling, pooling_of, prompts_file, sentence_transformers_files
 from training.models.repository_files import PROMPTS, text_prompts
 from training.problems import UserError
@@ -261,8 +262,12 @@ class TextEmbedding(WholeStep):
         return {"embedding": pa.list_(pa.float32())}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = self.to_table(predictions, labels).to_pylist()
+        return records
+
+    def to_table(self, predictions: pa.Table, labels: Sequence[str]) -> pa.Table:
         found = Embeddings.of(predictions)
-        return [{"embedding": vector.tolist()} for vector in found.vectors[found.starts]]
+        return pa.table({"embedding": as_lists(found.vectors[found.starts])})
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         vector = record["embedding"]

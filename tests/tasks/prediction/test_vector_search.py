@@ -14,14 +14,13 @@ from tasks.prediction import vector_search
 from tasks.prediction.vector_search import find_files, search
 from tasks.registry.model_spec import ModelSpec
 from tests.raised import raised_problems
-from training.data.prediction_files import STAMPS, EmbeddingType, as_vectors
+from training.data.prediction_files import STAMPS
+from training.data.vectors import VectorType, as_vectors
 
 MODEL = ModelSpec("models:/finder/1", 64, {"task": "sentence-similarity", "options": {}}, {}, "finder", "1", "digest")
 
 
-def write(
-    file: Path, vectors: npt.NDArray[np.float32], kind: EmbeddingType = "float32", digest: str = "digest"
-) -> None:
+def write(file: Path, vectors: npt.NDArray[np.float32], kind: VectorType = "float32", digest: str = "digest") -> None:
     """Rows with these embeddings, and a last one with an error in place of its own."""
     embeddings = pa.array([*vectors.tolist(), None], pa.list_(pa.float32()))
     numbers = range(1, len(embeddings) + 1)
@@ -39,7 +38,7 @@ def write(
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "binary"])
 def test_the_most_similar_rows_are_those_of_all_similarities_in_blocks_and_files(
-    kind: EmbeddingType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: VectorType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector_search, "BLOCK_ROWS", 64)
     draw = np.random.default_rng(0)

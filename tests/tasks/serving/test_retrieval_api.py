@@ -16,19 +16,10 @@ from training.models.repository_files import PROMPTS
 
 
 @pytest.fixture
-def home(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    (home / "mlflow.db").write_bytes(fresh_database.read_bytes())
-    monkeypatch.setenv("FINETUNE_HOME", str(home))
-    return home
-
-
-@pytest.fixture
-def embedder(home: Path, tmp_path: Path) -> Iterator[Server]:
+def embedder(registry_home: Path, tmp_path: Path) -> Iterator[Server]:
     """The embedding of a text has positive numbers at the places of the text's words."""
     register(write_assistant(tmp_path / "model"), "sentence-similarity", matryoshka_dims=[8])
-    with Server(home, "counter") as server:
+    with Server(registry_home, "counter") as server:
         yield server
 
 
@@ -65,7 +56,7 @@ def test_embeddings_are_those_of_predict_as_numbers_or_base64_and_shortened_if_t
 
 
 def test_a_request_selects_the_prompt_of_its_texts_and_a_kind_that_the_model_lacks_is_refused(
-    home: Path, tmp_path: Path
+    registry_home: Path, tmp_path: Path
 ) -> None:
     prompts = {"anchor": "one ", "positive": "two "}
     register(write_assistant(tmp_path / "model"), "embedding", prompts=prompts, predicted_prompt="positive")
@@ -75,7 +66,7 @@ def test_a_request_selects_the_prompt_of_its_texts_and_a_kind_that_the_model_lac
         values = answer["data"][0]["embedding"]
         return [word for word, value in zip(WORDS, values, strict=True) if value > 0]
 
-    with Server(home, "counter") as server:
+    with Server(registry_home, "counter", "--record", str(tmp_path / "served")) as server:
         assert words_of() == words_of(input_type="document") == words_of(input_type="positive") == ["two", "five"]
         assert words_of(input_type="query") == words_of(input_type="anchor") == ["one", "five"]
         refused = server.client.post("/v1/embeddings", json={"model": "counter", "input": "a", "input_type": "querry"})
@@ -83,14 +74,19 @@ def test_a_request_selects_the_prompt_of_its_texts_and_a_kind_that_the_model_lac
         assert refused.status_code == 400 and error["param"] == "input_type"
         message = "input_type: 'querry' is no kind of text of this model: give query or document, or leave it out."
         assert error["message"] == message
+    (recorded,) = (tmp_path / "served").iterdir()
+    found = [json.loads(line).get("served_prompt") for line in recorded.read_text().splitlines()]
+    assert found == [None, "positive", "positive", "anchor", "anchor"]
 
 
-def test_a_model_of_texts_with_labels_gets_no_prompt_of_queries_or_documents(home: Path, tmp_path: Path) -> None:
+def test_a_model_of_texts_with_labels_gets_no_prompt_of_queries_or_documents(
+    registry_home: Path, tmp_path: Path
+) -> None:
     write_assistant(tmp_path / "model")
     prompts = {"prompts": {"query": "one ", "document": "two ", "usual": "three "}, "default_prompt_name": "usual"}
     (tmp_path / "model" / PROMPTS).write_text(json.dumps(prompts))
     register(tmp_path / "model", "embedding", ["text"], loss="batch_all_triplet")
-    with Server(home, "counter") as server:
+    with Server(registry_home, "counter") as server:
         asked = {"model": "counter", "input": "five"}
         kinds = {
             kind: server.client.post("/v1/embeddings", json=asked | ({} if kind is None else {"input_type": kind}))
@@ -105,10 +101,12 @@ def test_a_model_of_texts_with_labels_gets_no_prompt_of_queries_or_documents(hom
 
 
 @pytest.mark.parametrize("columns", [("query", "document"), ("query", "documents")], ids=["of rows", "of lists"])
-def test_documents_are_sorted_by_their_scores_for_a_query(columns: tuple[str, str], home: Path, tmp_path: Path) -> None:
+def test_documents_are_sorted_by_their_scores_for_a_query(
+    columns: tuple[str, str], registry_home: Path, tmp_path: Path
+) -> None:
     register(write_scorer(tmp_path / "model"), "reranking", columns)
     documents = ["two", "nine", {"text": "five"}]
-    with Server(home, "counter") as server:
+    with Server(registry_home, "counter") as server:
         asked = {"model": "counter", "query": "one", "documents": documents}
         found = server.client.post("/v1/rerank", json=asked).json()
         first = server.client.post("/v1/rerank", json=asked | {"top_n": 1, "return_documents": True}).json()

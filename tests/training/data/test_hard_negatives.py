@@ -68,7 +68,7 @@ def slowly(corpus: Corpus, scores: np.ndarray, chosen: Negatives) -> list[list[s
 def test_negatives_are_those_of_a_slow_search_ties_by_their_place(
     monkeypatch: pytest.MonkeyPatch, chosen: Negatives
 ) -> None:
-    monkeypatch.setattr("training.data.hard_negatives.MAX_SCORES", 100)  # several blocks of queries
+    monkeypatch.setattr("training.data.vectors.MAX_SCORES", 100)  # several blocks of queries
     draw = np.random.default_rng(3)
     names = [f"text {number}" for number in range(20)]
     rows = [

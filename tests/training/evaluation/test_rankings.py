@@ -12,6 +12,7 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from tests.arrow import write_arrow, write_kept
+from training.data import vectors
 from training.data.ipc_files import groups_file
 from training.evaluation import metrics, rankings, slices
 from training.evaluation.bootstrap import draws
@@ -89,7 +90,7 @@ def test_metrics_of_a_search_equal_those_of_a_sorted_list(
     assert metrics.compute(METRICS, found) == pytest.approx({name: np.mean(expected[name]) for name in METRICS})
     assert found.query_rows.tolist() == [*range(1, 40)] and found.unjudged == 1
     assert found.caveat == "1 of 40 queries have no relevant document, so no figures."
-    monkeypatch.setattr(rankings, "MAX_SCORES", 400)  # two queries at a time
+    monkeypatch.setattr(vectors, "MAX_SCORES", 400)  # two queries at a time
     monkeypatch.setattr(rankings, "FEW_RELEVANT", 2)
     again = rank(queries, np.arange(40), documents, *given)
     assert np.array_equal(again.ranks, found.ranks) and np.array_equal(again.queries, found.queries)
@@ -159,7 +160,7 @@ def test_a_document_that_is_left_out_for_a_query_is_ranked_for_others_only() -> 
 
 def test_memory_of_a_search_does_not_grow_with_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    monkeypatch.setattr(rankings, "MAX_SCORES", 10_000)
+    monkeypatch.setattr(vectors, "MAX_SCORES", 10_000)
 
     def scores(first: int, last: int) -> Any:
         sizes.append((last - first) * 3_000)

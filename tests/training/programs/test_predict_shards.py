@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,51 @@ def test_rows_that_have_changed_since_they_were_listed_end_the_job(
     with pytest.raises(UserError, match=r"rows\.csv: has changed since this run began"):
         run(trained, tmp_path, shards)
     assert len([*(tmp_path / "shards").iterdir()]) == 2
+
+
+def test_a_shard_is_stored_while_the_next_one_is_predicted_with_the_same_bytes(
+    trained: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [shard for shard, _ in listed(file)]
+    run(trained, tmp_path / "undisturbed", shards)
+    write, predict, begun, calls = predict_shards.write, Predictor.predict_table, threading.Event(), list[int]()
+
+    def write_late(*given: Any) -> None:
+        assert begun.wait(60)
+        write(*given)
+
+    def predict_noticed(*given: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 2:
+            begun.set()
+        return predict(*given)
+
+    monkeypatch.setattr(predict_shards, "write", write_late)
+    monkeypatch.setattr(Predictor, "predict_table", predict_noticed)
+    run(trained, tmp_path / "late", shards)
+    for shard in shards:
+        name = f"shards/{shard.digest}.parquet"
+        assert (tmp_path / "late" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_shard_that_cannot_be_written_ends_the_job_and_those_before_it_stay(
+    trained: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    shards, write, calls = [shard for shard, _ in listed(file)], predict_shards.write, list[int]()
+
+    def fail(*given: Any) -> None:
+        calls.append(1)
+        if len(calls) == failing:
+            raise OSError(28, "No space left on device")
+        write(*given)
+
+    monkeypatch.setattr(predict_shards, "write", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run(trained, tmp_path, shards)
+    stored = [event["digest"] for event in read_events(tmp_path / "events.jsonl", 0)[0] if event["kind"] == "shard"]
+    assert stored[: failing - 1] == [shard.digest for shard in shards[: failing - 1]]
+    assert shards[failing - 1].digest not in stored
 
 
 def test_a_row_with_tokens_that_the_model_does_not_have_is_the_only_one_without_a_prediction(

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from training.data.vectors import as_matrix
 from training.evaluation.drift.effects import (
     FEWEST_ROWS,
     Effect,
@@ -107,7 +108,8 @@ def read_observations(folder: Path) -> Observations:
         if "label" in predicted.column_names:
             correct = np.array(fields[LABEL], object) == np.array(predicted["label"].to_pylist(), object)
     unknown = predicted["unknown"].to_numpy() if "unknown" in predicted.column_names else None
-    embeddings = np.stack(predicted["embedding"].to_pylist()).astype(np.float64) if len(predicted) else None
+    vectors = predicted["embedding"]
+    embeddings = as_matrix(vectors, len(vectors[0])).astype(np.float64) if len(predicted) else None
     return Observations(texts, fields, tokens, tokens / words, unknown, embeddings, confidence, correct)
 
 

@@ -1,0 +1,36 @@
+"""Vectors in Arrow columns and Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.data.vectors import as_lists, as_matrix, parquet_options
+
+VECTORS = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+
+
+def test_a_matrix_becomes_lists_and_again_the_same_matrix_without_its_missing_lists() -> None:
+    column = as_lists(VECTORS)
+    assert column.to_pylist() == VECTORS.tolist() and column.type == pa.list_(pa.float32())
+    np.testing.assert_array_equal(as_matrix(column, 4), VECTORS)
+    np.testing.assert_array_equal(as_matrix(pa.chunked_array([column[:2], column[3:]]), 4), np.delete(VECTORS, 2, 0))
+    np.testing.assert_array_equal(as_matrix(column.take(pa.array([1, None, 0])), 4), VECTORS[[1, 0]])
+    assert as_matrix(column[:0], 4).shape == (0, 4)
+
+
+def test_parquet_has_a_dictionary_of_texts_and_none_of_the_numbers_of_vectors(tmp_path: Path) -> None:
+    fixed = pa.FixedSizeListArray.from_arrays(VECTORS.reshape(-1), 4)
+    table = pa.table({"text": ["one"] * 6, "embedding": as_lists(VECTORS), "fixed": fixed})
+    pq.write_table(table, tmp_path / "rows.parquet", **parquet_options(table.schema))
+    group = pq.ParquetFile(tmp_path / "rows.parquet").metadata.row_group(0)
+    found = {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
+    assert {path: column.has_dictionary_page for path, column in found.items()} == {
+        "text": True,
+        "embedding.list.element": False,
+        "fixed.list.element": False,
+    }
+    assert pq.read_table(tmp_path / "rows.parquet").equals(table)
