@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
 MAX_SCORES = 10_000_000
@@ -23,14 +24,21 @@ def rows_at_once(documents: int) -> int:
 
 
 def as_lists(vectors: npt.NDArray[Any]) -> pa.ListArray:
-    """(N, D) as a column of lists. Parquet cannot hold a missing list of a fixed size."""
+    """(N, D) as a column of lists. Parquet cannot hold a missing list of a fixed size.
+
+    Raises ValueError for more numbers than such a column can hold.
+    """
+    if vectors.size > np.iinfo(np.int32).max:
+        raise ValueError(f"{vectors.size:,} numbers are more than one column of lists can hold")
     offsets = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(vectors.reshape(-1)))
 
 
 def as_matrix(column: pa.Array | pa.ChunkedArray, dimensions: int) -> npt.NDArray[Any]:
-    """(M, D) of a column of lists with D numbers each, of which M are not null."""
+    """(N, D) of a column of lists with D numbers each. Raises ValueError for other lists and missing ones."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if column.null_count or not pc.all(pc.equal(pc.list_value_length(column), dimensions), min_count=0).as_py():
+        raise ValueError(f"a row has no list of {dimensions:,} numbers")
     matrix: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimensions)
     return matrix
 
@@ -42,7 +50,7 @@ def as_vectors(column: pa.ListArray, kind: VectorType, dimensions: int) -> pa.Fi
     A null becomes NaN, or zeros: pyarrow 25 writes null lists of one size into Parquet, and cannot read them.
     """
     there = column.is_valid().to_numpy(zero_copy_only=False)
-    found = as_matrix(column, dimensions)
+    found = as_matrix(column.drop_null(), dimensions)
     if kind == "binary":
         found = np.packbits(found > 0, axis=1)
     elif kind == "float16":

@@ -107,13 +107,14 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
 
     # While the model predicts a shard, a thread stores the one before it and tokenizes the one after it.
     with ThreadPoolExecutor(1) as beside:
-        ahead, stored = beside.submit(read_next), beside.submit(lambda: None)
+        ahead, stored, ended = beside.submit(read_next), beside.submit(lambda: None), began
         while found := ahead.result():
-            ahead, started, (digest, tokenized) = beside.submit(read_next), time.monotonic(), found
+            ahead, (digest, tokenized) = beside.submit(read_next), found
             predictions = predictor.predict_table(tokenized, progress.report)
             progress.end_shard(len(predictions))
             stored.result()
-            stored = beside.submit(store, digest, predictions, time.monotonic() - started)
+            now = time.monotonic()
+            stored, ended = beside.submit(store, digest, predictions, now - ended), now
         stored.result()
     for message in predictor.warnings():
         events.warning(message)
