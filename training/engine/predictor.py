@@ -30,7 +30,7 @@ Report = Callable[[int], None]
 class TokenizedRows(NamedTuple):
     """Rows for the model."""
 
-    count: int
+    total: int
     """The rows, with those that the model cannot read."""
     kept: Places
     """The places of the others."""
@@ -128,7 +128,7 @@ class Predictor:
     def predict_table(self, tokenized: TokenizedRows, report: Report | None = None) -> pa.Table:
         """The records of `predict` as columns. Embeddings become no Python objects."""
         schema = pa.schema(list(self.record_types.items()))
-        parts, order = [schema.empty_table()], np.full(tokenized.count, -1)
+        parts, order = [schema.empty_table()], np.full(tokenized.total, -1)
         for places, _, predictions in self._compute(tokenized, report or _no_report):
             order[places] = sum(map(len, parts)) + np.arange(len(places))
             if self._calibration is None:
