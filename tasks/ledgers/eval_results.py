@@ -1,7 +1,7 @@
 """Evaluation results of a published model as the Hub reads them (`.eval_results/`): its judged metric on a dataset.
 
-The Hub shows it on the model's page and in the dataset's leaderboard. The card's `model-index` has all metrics of all
-splits.
+The Hub shows it on the model's page, and in the dataset's leaderboard if there is one. The card's `model-index` has all
+metrics of all splits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def build_eval_results(
     held-out or filtered rows would not be comparable with those of other models."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-    split, metric = recipe.judged_split, recipe.compared_by
+    split, metric, on_hub = recipe.judged_split, recipe.compared_by, find_hub_split(recipe)
     score = scores.result.get(split, {}).get(metric)
-    if lock.data_hub is None or recipe.data.limit is not None or score is None:
+    if lock.data_hub is None or recipe.data.limit is not None or on_hub is None or score is None:
         return None
     report = read_report(data.path)
     if any(report[reason].get(split) for reason in ("held_out", "left_out", "filtered")):
@@ -43,6 +43,13 @@ def build_eval_results(
         task_id=recipe.data.config or DEFAULT_TASK,
         value=value,
         dataset_revision=lock.data_hub.commit,
-        notes=f"{metric} on {split}{interval}",
+        notes=f"{metric} on {on_hub}{interval}",
     )
     return yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
+
+
+def find_hub_split(recipe: Recipe) -> str | None:
+    """The dataset's own name of the judged split; None if it is a part of one, or the split that is trained on."""
+    names = recipe.data.splits or {}
+    judged, trained = (str(names.get(split, split)) for split in (recipe.judged_split, "train"))
+    return judged if judged.isidentifier() and judged != trained else None

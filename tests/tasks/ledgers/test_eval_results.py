@@ -63,3 +63,9 @@ def test_rows_from_elsewhere_the_first_rows_of_a_split_and_undefined_values_give
     assert build(lock=Lock()) is None
     assert build(limit=100) is None
     assert build(value=math.nan) is None
+
+
+def test_a_split_has_its_name_on_the_hub_and_one_that_is_trained_on_gives_no_result(home: Path) -> None:
+    named = build(splits={"train": "train", "validation": "extra", "test": "validation"})
+    assert named is not None and named.notes is not None and named.notes.startswith("accuracy on validation,")
+    assert build(splits={"train": "test", "validation": "extra", "test": "test"}) is None
