@@ -189,10 +189,14 @@ def _code_without_effect(recipe: Recipe) -> Sequence[str]:
     """The evaluation modules that cannot change the weights."""
     if ":" in recipe.task:
         return ()
+    teacher = recipe.training.teacher
+    # A word and no number: the thresholds of the teacher's version.
+    abstains = teacher is not None and isinstance(teacher.unlabelled_min_confidence, str)
+    thresholds = () if abstains else ("training.evaluation.stored_calibration",)
     if _deciding_metrics(recipe):
-        return ("training.evaluation.constant_predictions",)
-    if task_types.calibrates(recipe.task):
-        return ("training.evaluation.metrics", "training.evaluation.constant_predictions")
+        return ("training.evaluation.constant_predictions", *thresholds)
+    if abstains or task_types.calibrates(recipe.task):
+        return ("training.evaluation.metrics", "training.evaluation.constant_predictions", *thresholds)
     return figures_code(recipe.task)
 
 

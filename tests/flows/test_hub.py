@@ -197,7 +197,7 @@ def test_the_published_model_is_the_trained_one_and_its_checkpoints_came_before_
     files = {path: file.content for path, file in repo.at("next").files.items()}
     published = {path: content for path, content in files.items() if not path.startswith("last-weights/")}
     assert files.keys() - published.keys() >= {"last-weights/model.safetensors", "last-weights/config.json"}
-    assert published.keys() - trained.keys() == {"README.md", "loss.png"}
+    assert published.keys() - trained.keys() == {"README.md", "loss.png", ".eval_results/finetune.yaml"}
     assert {name: published[name] for name in trained} == trained
     titles, commit = [], repo.commits.get(repo.branches["next"])
     while commit is not None:

@@ -193,7 +193,7 @@ def test_kernels_for_gpus_are_refused_without_one_and_without_their_package(
     for name in ("flash_attn", "liger_kernel"):
         monkeypatch.setitem(sys.modules, name, None)
     capabilities: list[tuple[int, int]] = []
-    monkeypatch.setattr("tasks.stages.resolve.gpu_compute_capabilities", lambda: capabilities)
+    monkeypatch.setattr("tasks.jobs.this_machine.gpu_compute_capabilities", lambda: capabilities)
     assert dict(problems(recipe)) == {
         "model.attn_implementation": "'flash_attention_2' needs kernels for NVIDIA GPUs, but there is no NVIDIA GPU "
         "here, and the package flash-attn is not installed (pip install flash-attn): set it to null.",

@@ -317,7 +317,7 @@ def test_a_share_without_a_row_and_a_mixture_out_of_proportion_are_refused(sets:
 
 @pytest.mark.parametrize("task", TINY)
 def test_rows_of_every_task_type_are_those_of_its_sets_as_often_as_they_are_passed(task: str, tmp_path: Path) -> None:
-    task_type, draw = specification(task, TINY[task].options), random.Random(1)
+    task_type, draw = specification(TINY[task].task or task, TINY[task].options), random.Random(1)
     files, alone, columns = [], [], TINY[task].data
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
