@@ -7,12 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
-from base64 import b64encode
+import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import yaml
 from mlflow import MlflowClient
 
@@ -79,13 +80,18 @@ class Machine:
         return run.stdout
 
     def api(self, path: str, **body: Any) -> Any:
-        """The Prefect server's response, to a POST if there is a body."""
-        sent = json.dumps(body).encode() if body else None
-        login = b64encode(self.env["PREFECT_API_AUTH_STRING"].encode()).decode()
-        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
-        request = urllib.request.Request(f"{self.env['PREFECT_API_URL']}/{path}", sent, headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        """The Prefect server's response, to a POST if there is a body.
+
+        A busy server answers 503. The request is then made again, as Prefect's own client does.
+        """
+        url, user = f"{self.env['PREFECT_API_URL']}/{path}", self.env["PREFECT_API_AUTH_STRING"].split(":", 1)
+        with httpx2.Client(auth=(user[0], user[1]), timeout=30) as client:
+            for wait_s in (1, 2, 4, 8, 0):
+                response = client.post(url, json=body) if body else client.get(url)
+                if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    break
+                time.sleep(wait_s)
+        return response.raise_for_status().json()
 
     def mlflow(self) -> MlflowClient:
         """A client of the MLflow server. This process is logged in until `log_out`."""
