@@ -112,6 +112,8 @@ class VersionOfTask(Champion):
     and options."""
 
     task: str
+    load_data: Name | None = None
+    """Of a teacher: the artifact of load_data with the rows that it was trained on, which the store may still have."""
     calibration: dict[str, Any] | None = None
     """Of a teacher whose thresholds choose rows without labels: training.evaluation.stored_calibration.Calibration."""
 

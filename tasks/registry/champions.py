@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Champion, Lock, PinnedRows, VersionOfTask
+from tasks.cache.results import Artifact, Champion, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
@@ -142,7 +142,8 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
             f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
         )
         raise UserError.of("training", where, f"{message}that too: name another version.")
-    found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
+    rows = read_name(version, "finetune.load_data.key")
+    found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"], load_data=rows)
     if recipe.training.teacher.unlabelled_min_confidence != ABSTAIN:
         return found
     calibration = read_tag(version, CALIBRATION_TAG, Calibration | None)
@@ -151,6 +152,18 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
         where = "training.teacher.unlabelled_min_confidence"
         raise UserError.of("training", where, f"{message}recipe, or give a number here, such as 0.9.")
     return found.model_copy(update={"calibration": calibration.model_dump(mode="json")})
+
+
+def find_training_rows(version: VersionOfTask) -> Artifact | None:
+    """Finds the artifact of load_data with the rows that a teacher was trained on, here or in the shared store; None if
+    it cannot be had."""
+    if version.load_data is None:
+        return None
+    try:
+        found = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
+    except store.Damaged:
+        return None
+    return found if found is not None and "train.arrow" in found.parts else None
 
 
 def _can_teach(task: str, learning: str) -> bool:
