@@ -207,7 +207,9 @@ def digest_rows(recipe: Recipe, lock: Lock) -> str:
     if lock.corrections:
         more["corrections"] = lock.corrections.sha256
     if recipe.data.negatives:
-        more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"})
+        more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"}, exclude_defaults=True)
+        if recipe.data.negatives.corpus:
+            more["corpus"] = [pin.sha256 for pin in lock.corpus]
     if lock.unlabelled:
         more["unlabelled"] = [pin.sha256 for pin in lock.unlabelled]
     if lock.negatives_version:
@@ -231,7 +233,10 @@ def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
     replaced_by_files = {"path", "config", "splits"} if pinned.files else set()
     code, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return {
-        "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}),
+        # data.corpus is no part of the rows. It is None and not left out, so that digests of before hold.
+        "data": data.model_copy(update={"corpus": None}).model_dump(
+            mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}
+        ),
         "files": [pin.sha256 for pin in pinned.files.get("train", ())],
         "commit": pinned.hub.commit if pinned.hub else None,
         "fingerprint": pinned.fingerprint,
