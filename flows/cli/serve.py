@@ -12,8 +12,7 @@ from tasks.serving.llama_cpp import FORMATS
 from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError, nearest
-from training.recipe import split_version_name
-from training.recipe.tables.exports import EXPORTS
+from training.recipe import EXPORTS, split_version_name
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
