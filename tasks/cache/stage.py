@@ -80,6 +80,8 @@ class Row:
     """The artifact's folder, relative to the home."""
     fetched_bytes: int | None = None
     """Downloaded from the shared store for a cached stage; None if the artifact was here."""
+    ended: str | None = field(default=None, compare=False)
+    """When it ended, as UTC time."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tasks.reports.model_reports import read_slices
 from tasks.tracking.connection import one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
-from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, load
+from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
 from training.jobs.protocol import EVENTS, Event, read_events
 
 LAST_RETRY_S = 0.5
@@ -83,8 +83,11 @@ class RunTracker(Listener):
         self._began_s = min(starts)
         names = {key: value for key, value in (("name", name), ("parent", parent)) if value}
         self._outbox.put("start", time=now, experiment=recipe, **names)
-        identity = Run(run, recipe, self._began_s)
-        make: list[Callable[[], type[Tracker]]] = [lambda: Mlflow, *(partial(load, name) for name in report_to)]
+        identity = Run(run, recipe, self._began_s, now)
+        by_environment, missing = find_by_environment()
+        self.warnings += missing
+        make: list[Callable[[], type[Tracker]]] = [lambda: Mlflow]
+        make += [partial(load, name) for name in (*report_to, *by_environment)]
         self._deliveries = [_DeliveryThread(self._outbox, identity, one, self.warnings.append) for one in make]
         for delivery in self._deliveries:
             delivery.start()
@@ -191,12 +194,12 @@ class RunTracker(Listener):
                 f"MLflow lacks the end of this run for good: {self._outbox.folder} was not writable, and its data is "
                 "lost."
             )
-        elif all(delivery.is_complete for delivery in self._deliveries):
-            with contextlib.suppress(OSError), self._outbox.claim_delivery() as claimed:
-                if claimed:
-                    self._outbox.trim()
         else:
             self.warnings += [delivery.describe_trouble() for delivery in self._deliveries if delivery.trouble]
+            if all(delivery.is_complete for delivery in self._deliveries if delivery.replays):
+                with contextlib.suppress(OSError), self._outbox.claim_delivery() as claimed:
+                    if claimed:
+                        self._outbox.trim()
         self.close()
 
     def close(self) -> None:
@@ -263,6 +266,20 @@ class _DeliveryThread(threading.Thread):
         self.ended = threading.Event()
         self._given_up = threading.Event()
         self._title, self._remedy = "MLflow", ""
+        self._type: type[Tracker] = Tracker
+
+    @property
+    def replays(self) -> bool:
+        """As Tracker."""
+        return self._type.replays
+
+    @property
+    def _last_wait_s(self) -> float:
+        return min(LAST_WAIT_S, self._type.last_wait_s)
+
+    @property
+    def _dead_wait_s(self) -> float:
+        return min(DEAD_WAIT_S, self._type.dead_wait_s)
 
     @property
     def is_complete(self) -> bool:
@@ -271,13 +288,14 @@ class _DeliveryThread(threading.Thread):
 
     def finish(self, ended_at: float) -> None:
         """Waits for the last delivery of a run that ended at this time, in seconds of the monotonic clock."""
-        deadline = ended_at + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
+        deadline = ended_at + (self._dead_wait_s if self.trouble else self._last_wait_s)
         while self.is_alive() and time.monotonic() < deadline:
             self.join(0.1)
+            deadline = min(deadline, ended_at + self._last_wait_s)  # of a tracker that has been imported meanwhile
             if self.trouble:
-                deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
+                deadline = min(deadline, time.monotonic() + self._dead_wait_s)
         if self.is_alive() and self.trouble is None:
-            self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
+            self.trouble = f"it did not answer within {self._last_wait_s:g} s"
         self._given_up.set()
 
     def describe_trouble(self) -> str:
@@ -307,9 +325,9 @@ class _DeliveryThread(threading.Thread):
                 return
 
     def _open(self) -> Delivery:
-        tracker_type = self._load_type()
-        self._title, self._remedy = tracker_type.title, tracker_type.remedy
-        self.tracker = tracker_type(self._run, self._warn)
+        self._type = self._load_type()
+        self._title, self._remedy = self._type.title, self._type.remedy
+        self.tracker = self._type(self._run, self._warn)
         return Delivery(self._outbox, self.tracker)
 
 

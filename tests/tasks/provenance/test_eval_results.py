@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
 from tasks.cache.results import Lock, PinnedCommit
-from tasks.ledgers.eval_results import build_eval_results
+from tasks.provenance.eval_results import build_eval_results
 from tests.made import LABELS, ROWS, artifact
 from training.recipe import parse
 
