@@ -69,6 +69,7 @@ class RunTracker(Listener):
         self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
         self._keys: dict[str, str] = {}
+        self._programs: dict[str, list[dict[str, Any]]] = {}  # of stages that are running, as log_programs gets them
         self._earlier: dict[str, str] = {}  # the tags of earlier tries of the run
         self._points: dict[str, set[int]] = {}  # the steps of each curve, of all tries
         now = time.time()
@@ -80,7 +81,7 @@ class RunTracker(Listener):
                 self._earlier |= entry["values"]
             else:
                 self._select_new(entry["points"])
-        self._began_s = min(starts)
+        self._began_s, self._started_s = min(starts), now
         names = {key: value for key, value in (("name", name), ("parent", parent)) if value}
         self._outbox.put("start", time=now, experiment=recipe, **names)
         identity = Run(run, recipe, self._began_s, now)
@@ -153,11 +154,14 @@ class RunTracker(Listener):
                 prefix = stage if event["kind"] == "metrics" else f"{stage}/speed"
                 place = int(event["time"] * 1000), event["step"]
                 points += [[f"{prefix}/{name}", value, *place] for name, value in event["values"].items()]
+            self._follow_programs(stage, event)
         self._put_points(Curve(stage, self._keys.get(stage, "")), points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Logs the stage's state, numbers and files. Curves of a cached stage are read from its artifact. A result that
         an earlier try of the run has logged adds no numbers."""
+        if programs := self._programs.pop(row.name, []):
+            self._outbox.put("programs", stage=row.name, programs=programs)
         self.set_tags({f"{row.name}.state": row.state})
         numbers, logged = {"seconds": row.seconds}, {}
         if isinstance(result, Artifact):
@@ -230,6 +234,17 @@ class RunTracker(Listener):
                 steps.add(point[3])
                 new.append(point)
         return new
+
+    def _follow_programs(self, stage: str, event: Event) -> None:
+        """Keeps the times of processes that this try of the run has started: a job that is resumed begins with the
+        events of earlier ones."""
+        programs, time_s = self._programs.setdefault(stage, []), event.get("time", 0.0)
+        if event["kind"] == "started" and time_s >= self._started_s:
+            started = {"program": event["program"], "rank": event["rank"], "pid": event["pid"]}
+            programs.append({**started, "began": time_s, "ended": time_s})
+        latest = {program["rank"]: program for program in programs}  # earlier ones of a rank have ended
+        for program in latest.values():
+            program["ended"] = max(program["ended"], time_s)
 
     def _log_artifact(self, ref: Artifact, row: Row) -> None:
         events = ref.path / "log" / EVENTS

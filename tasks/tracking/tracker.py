@@ -7,6 +7,7 @@
     metrics          points of curves: training and evaluation by step, speed, the machine's load
     figures          the numbers of a stage that has ended, such as the scores
     text, file       recipe, reports, pictures, logs
+    programs         the processes of a stage that has ended
     dataset          the rows that the run read
     end              the state of the run
 
@@ -120,6 +121,10 @@ class Tracker:
     def log_file(self, path: Path, folder: str) -> None:
         """A file of the home, for a folder of the run's files."""
 
+    def log_programs(self, stage: str, programs: Sequence[Mapping[str, Any]]) -> None:
+        """The processes of programs that a stage has started, each with `program`, `rank`, `pid`, and the times `began`
+        and `ended` of its first and last event. They come before the state of the stage."""
+
     def log_dataset(self, values: Mapping[str, Any]) -> None:
         """The rows of the run: name, digest, source and profile."""
 
@@ -151,6 +156,8 @@ class Tracker:
             path = home() / entry["path"]
             if path.is_file():
                 self.log_file(path, entry["to"])
+        elif kind == "programs":
+            self.log_programs(entry["stage"], entry["programs"])
         elif kind == "dataset":
             self.log_dataset(entry)
         elif kind == "end":
@@ -176,9 +183,24 @@ def _openlineage_is_on(environment: Mapping[str, str]) -> bool:
     return not is_disabled and any(name.startswith(variables) and value for name, value in environment.items())
 
 
+def _opentelemetry_is_on(environment: Mapping[str, str]) -> bool:
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if exporters := environment.get("OTEL_TRACES_EXPORTER"):
+        return "otlp" in (one.strip() for one in exporters.split(","))
+    return any(environment.get(name) for name in endpoints)
+
+
 BY_ENVIRONMENT: dict[str, ByEnvironment] = {
     "openlineage": ByEnvironment(
         "tasks.tracking.openlineage:OpenLineage", "openlineage.client", "openlineage", _openlineage_is_on
+    ),
+    "opentelemetry": ByEnvironment(
+        "tasks.tracking.opentelemetry:OpenTelemetry",
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry",
+        _opentelemetry_is_on,
     ),
 }
 
