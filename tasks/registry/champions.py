@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Champion, Lock, PinnedRows, VersionOfTask
+from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
@@ -25,6 +25,7 @@ from tasks.registry.versions import (
     ROWS_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
+    WEIGHTS_TAG,
     MaxLength,
     TaskTag,
     find_model,
@@ -36,6 +37,7 @@ from tasks.registry.versions import (
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.evaluation.stored_calibration import Calibration
+from training.jobs.protocol import sha256
 from training.local_files import find_foreign
 from training.models.repository_files import (
     REGISTRY_ROOMS,
@@ -320,8 +322,20 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
     names = {file.name for file in (incomplete / "model").iterdir()}
     if not has_weights(names) or "config.json" not in names or not any((incomplete / "tokenizer").iterdir()):
         raise _build_error(champion, where, _NO_MODEL)
+    if changed := _find_changed_weights(champion, incomplete / "model"):
+        raise _build_error(champion, where, f"is damaged in MLflow: {changed} has changed since it was registered")
     incomplete.rename(destination)
     return folders
+
+
+def _find_changed_weights(champion: Champion, folder: Path) -> str | None:
+    """The name of a file of weights that is missing or has other bytes than at the registration. MLflow's copy may be
+    the same file as that of a damaged artifact."""
+    with mlflow_errors():
+        version = connect().get_model_version(champion.name, champion.version)
+        digests = read_tag(version, WEIGHTS_TAG, dict[FileName, str], "{}")
+    files = {name: folder / name for name in digests}
+    return next((name for name, file in files.items() if not file.is_file() or sha256(file) != digests[name]), None)
 
 
 def find_tokenizer(champion: Champion, out: Path, where: str) -> Path:
