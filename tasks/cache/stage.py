@@ -6,7 +6,6 @@ This module does not import Prefect: `finetune plan` reads keys without it.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -272,11 +271,9 @@ def action(
 
 
 def flatten(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Yields the values of nested mappings with dotted names, which differ if the mappings do: a name that has a dot of
-    its own is quoted, and an empty mapping is a value."""
+    """Yields the values of nested mappings with dotted names. An empty mapping is a value."""
     for name, value in values.items():
-        place = above + (json.dumps(name) if "." in name or name.startswith('"') else name)
         if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{place}.")
+            yield from flatten(value, f"{above}{name}.")
         else:
-            yield place, value
+            yield above + name, value
