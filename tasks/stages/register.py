@@ -19,7 +19,8 @@ from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
-from tasks.registry.version_exports import log_exports, read_calibration, released_exports
+from tasks.registry.version_exports import digest_exports, log_exports, read_calibration, released_exports
+from tasks.registry.version_signatures import is_signed, require_own_key, sign_version
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
     CALIBRATION_TAG,
@@ -102,6 +103,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     # Concurrent runs with the same model register it once.
     with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
+        require_own_key(client, name)
         if _find_version(client, name, refs, None) is None:
             stack.enter_context(work.one_at_a_time())
         model = find_model(client, name)
@@ -114,8 +116,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
-            rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
-            record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
+            record = _build_record(recipe, work.run, verdict, refs, run_id)
             client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
@@ -133,7 +134,18 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         card = build_description(facts)
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
+        files = digest_exports(refs, exports)
+        if not is_signed(client, name, version, files):
+            record = _build_record(recipe, work.run, verdict, refs, None)
+            sign_version(client, name, version, record, trained=refs["fit"].path / "model", exports=files)
     return Version(name=name, version=version, taken=taken)
+
+
+def _build_record(
+    recipe: Recipe, run: str, verdict: Verdict, refs: Mapping[str, Artifact], mlflow_run: str | None
+) -> dict[str, Any]:
+    rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
+    return lineage.build_record(recipe, run, rows, mlflow_run=mlflow_run, verdict=verdict)
 
 
 def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) -> Inputs:
