@@ -22,6 +22,8 @@ from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.provenance import require_signed_record
+from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import open_remote
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
@@ -60,6 +62,14 @@ def require_whole(record: Mapping[str, Any], name: str) -> None:
     if missing:
         message = f"the record of {name} has no {', '.join(missing)}: it cannot be reproduced."
         raise UserError.of("registry", "VERSION", message)
+
+
+def require_signed(record: Mapping[str, Any]) -> None:
+    """Raises UserError if the version of a record is refused, or if the record is not the one that was signed with it;
+    MlflowFailed."""
+    name, number = record["registered"]["name"], record["registered"]["version"]
+    if signed := verify_version(name, number, {}).signed:
+        require_signed_record(record, signed.provenance, f"{name}/{number}")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.version_signatures import EXPORTS as FOLDER
 from tasks.registry.version_signatures import verify_tags
 from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
 from tasks.tracking.connection import connect, mlflow_errors
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 PROGRAM = "tasks.registry.version_exports"
 STALL_TIMEOUT_S = 1800.0
 WEIGHTS = "model.safetensors"
-FOLDER = "export"
-"""The folder of exports among the files of a version's MLflow run."""
 
 
 def released_exports(refs: Mapping[str, Artifact]) -> dict[str, ComparedExport]:

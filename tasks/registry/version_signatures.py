@@ -25,7 +25,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, Validati
 from tasks.cache.digests import Digests, digest_of
 from tasks.home import home, registry_place, tracking_uri
 from tasks.registry.provenance import PREDICATE_TYPE, build_provenance
-from tasks.registry.versions import BOUND_TAGS, SIGNED_TAG, find_version
+from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
 from tasks.registry.weight_files import find_difference
 from tasks.shared_store.bucket import VARIABLE as STORE
 from tasks.signatures.bundles import BadSignature, ForeignKey, build_manifest, read_manifest, sign, verify
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 MANIFEST, PROVENANCE = "model.sig", "provenance.sigstore.json"
 NOT_SIGNED = (MANIFEST, PROVENANCE, "registered_model_meta")
 """Files that no manifest covers: the signatures, and the file that MLflow adds to a download."""
+EXPORTS = "export"
+"""The folder of exports in the version's MLflow run."""
 _TIME = TypeAdapter(AwareDatetime)
 
 
@@ -328,6 +330,33 @@ def _open_folder(client: MlflowClient, name: str, number: str) -> Iterator[Path]
         return
     with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
         yield Path(download_artifacts(artifact_uri=uri, dst_path=aside, tracking_uri=tracking_uri()))
+
+
+def sign_registered(name: str, number: str, record: Mapping[str, Any] | None) -> SignedVersion:
+    """Signs a version that a person vouches for: `sign_version` with the exports that it has. Raises UserError, and
+    MlflowFailed."""
+    with mlflow_errors():
+        client = connect()
+        version = need_version(client, need_model(client, name), version=number)
+        exports: dict[str, str] = {}
+        if EXPORTS_TAG in version.tags:
+            with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
+                folder = Path(client.download_artifacts(version.run_id, EXPORTS, aside))
+                paths = sorted(path for path in folder.rglob("*") if path.is_file())
+                names = [f"{EXPORTS}/{path.relative_to(folder).as_posix()}" for path in paths]
+                exports = dict(zip(names, Digests(home()).of_many(paths), strict=True))
+        return sign_version(client, name, number, record, exports=exports)
+
+
+def check_version(name: str, number: str) -> tuple[SignedVersion | None, str, list[str]]:
+    """The signed version, or else the warning; and each of its files that is not as it was signed. Raises UserError if
+    the version is refused, and MlflowFailed."""
+    with mlflow_errors():
+        client = connect()
+        version = need_version(client, need_model(client, name), version=number)
+    tags = {tag: version.tags.get(tag) for tag in BOUND_TAGS}
+    signed, warning = verify_version(name, number, tags, version)
+    return signed, warning, check_all_files(signed) if signed else []
 
 
 def check_all_files(signed: SignedVersion) -> list[str]:
