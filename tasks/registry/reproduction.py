@@ -21,10 +21,11 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, find_folders
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import LINEAGE, RECIPE_SET
 from tasks.registry.provenance import require_signed_record
 from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.tracking.connection import FLOW_RUN_TAG
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
@@ -65,10 +66,12 @@ def require_whole(record: Mapping[str, Any], name: str) -> None:
 
 
 def require_signed(record: Mapping[str, Any]) -> None:
-    """Raises UserError if the version of a record is refused, or if the record is not the one that was signed with it;
-    MlflowFailed."""
+    """Raises UserError if the version of a record is refused, or if MLflow's record is not the one that was signed with
+    it; MlflowFailed."""
     name, number = record["registered"]["name"], record["registered"]["version"]
-    if signed := verify_version(name, number, {}).signed:
+    run = record["run"]["flow_run_id"]
+    is_own = (home() / "runs" / run / LINEAGE).is_file()
+    if (signed := verify_version(name, number, {FLOW_RUN_TAG: run}).signed) and not is_own:
         require_signed_record(record, signed.provenance, f"{name}/{number}")
 
 

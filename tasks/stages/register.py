@@ -116,7 +116,8 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
-            record = _build_record(recipe, work.run, verdict, refs, run_id)
+            rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
+            record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
@@ -136,16 +137,9 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
         files = digest_exports(refs, exports)
         if not is_signed(client, name, version, files):
-            record = _build_record(recipe, work.run, verdict, refs, None)
+            record = lineage.find_record_of_version(f"{name}/{version}")
             sign_version(client, name, version, record, trained=refs["fit"].path / "model", exports=files)
     return Version(name=name, version=version, taken=taken)
-
-
-def _build_record(
-    recipe: Recipe, run: str, verdict: Verdict, refs: Mapping[str, Artifact], mlflow_run: str | None
-) -> dict[str, Any]:
-    rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
-    return lineage.build_record(recipe, run, rows, mlflow_run=mlflow_run, verdict=verdict)
 
 
 def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) -> Inputs:

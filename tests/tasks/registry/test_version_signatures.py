@@ -21,7 +21,14 @@ from tasks.cache.results import Champion
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.champions import fetch_config, find_folders, find_tokenizer
-from tasks.registry.version_signatures import MANIFEST, PROVENANCE, check_all_files, sign_version, verify_tags
+from tasks.registry.version_signatures import (
+    MANIFEST,
+    PROVENANCE,
+    check_all_files,
+    require_own_key,
+    sign_version,
+    verify_tags,
+)
 from tasks.registry.versions import FIT_TAG, SIGNED_TAG, TASK_TAG
 from tasks.signatures.keys import FILE as KEY_FILE
 from tasks.signatures.keys import KEY, parse_public_key, write_public_key
@@ -38,6 +45,7 @@ class Registry:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.client = folder, connect()
+        require_own_key(self.client, NAME)
         for name in (NAME, "other"):
             self.client.create_registered_model(name)
         self.register(NAME)
