@@ -1,4 +1,4 @@
-"""Trust: whose keys may sign the versions of which registered models, and the manifests of the shared store.
+"""Trust: whose keys may sign the versions of which registered models.
 
 <home>/trust.yaml    made with the home's own key, and edited by people
 
@@ -6,7 +6,6 @@ unsigned: warn         # or refuse: what no trusted key has signed
 keys:
   - name: this home
     models: ["*"]      # patterns of names in the registry
-    store: true        # manifests of the shared store too
     revoked: 2026-11-01T00:00:00Z    # what it signed from then on is refused
     key: |
       -----BEGIN PUBLIC KEY-----
@@ -15,7 +14,6 @@ keys:
 
 from __future__ import annotations
 
-import getpass
 import socket
 from datetime import UTC, date, datetime, time
 from fnmatch import fnmatchcase
@@ -27,7 +25,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tasks.home import home, home_path, named_lock
+from tasks.home import find_user, home, home_path, named_lock
 from tasks.signatures.keys import key_id, parse_public_key, write_public_key
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
@@ -46,8 +44,6 @@ class TrustedKey(BaseModel):
     """In PEM."""
     models: list[str] = Field(default_factory=list)
     """Patterns of the names of registered models."""
-    store: bool = False
-    """Whether it may sign manifests of the shared store."""
     revoked: datetime | None = None
     """The time from which its signatures are refused."""
 
@@ -96,6 +92,15 @@ class Trust(BaseModel):
     """What no trusted key has signed: a warning, or an error."""
     keys: list[TrustedKey] = Field(default_factory=list)
 
+    @field_validator("keys")
+    @classmethod
+    def _are_other_keys(cls, keys: list[TrustedKey]) -> list[TrustedKey]:
+        first: dict[str, TrustedKey] = {}
+        for key in keys:
+            if (other := first.setdefault(key.id, key)) is not key:
+                raise ValueError(f"{other.name!r} and {key.name!r} are the same key: write one entry, with all models")
+        return keys
+
     @property
     def by_id(self) -> dict[str, TrustedKey]:
         """The keys by id."""
@@ -120,7 +125,7 @@ def read_trust() -> Trust:
 
 
 def _explain(message: str) -> str:
-    return f"{message.removeprefix('Value error, ')}. Allowed: name, key, models, store, revoked of each key; unsigned."
+    return f"{message.removeprefix('Value error, ')}. Allowed: name, key, models, revoked of each key; unsigned."
 
 
 def pin_own_key(key: EllipticCurvePublicKey, unsigned: Literal["warn", "refuse"]) -> None:
@@ -129,7 +134,7 @@ def pin_own_key(key: EllipticCurvePublicKey, unsigned: Literal["warn", "refuse"]
     with named_lock(FILE):
         if file.exists():
             return
-        own = {"name": f"{getpass.getuser()} on {socket.gethostname()}", "models": ["*"], "store": True}
+        own = {"name": f"{find_user()} on {socket.gethostname()}", "models": ["*"]}
         text = yaml.safe_dump({"unsigned": unsigned, "keys": [own | {"key": write_public_key(key)}]}, sort_keys=False)
         write_atomically(file, text.encode())
 
