@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 PARTS = ("model", "tokenizer")
-_logger = logging.getLogger(__name__)
 # Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
@@ -289,7 +287,6 @@ def _verify(champion: Champion, work: Work | None = None) -> SignedVersion | Non
     tags = {MODEL_TAG: champion.model, FIT_TAG: champion.key} if champion.key else {}
     verified = verify_version(champion.name, champion.version, tags)
     if verified.warning and work is not None:
-        _logger.warning(verified.warning)
         work.on_events([{"kind": "warning", "message": verified.warning}])
     return verified.signed
 

@@ -63,12 +63,17 @@ def log_exports(
     if not exports:
         return
     registered = client.get_model_version(name, version)
-    text = json.dumps(to_jsonable_python(exports), sort_keys=True)
+    text = describe_exports(exports)
     if registered.tags.get(EXPORTS_TAG, "{}") == text:
         return
     for path, file in _list_exports(refs, exports).items():
         client.log_artifact(registered.run_id, str(file), str(Path(path).parent))
     client.set_model_version_tag(name, version, EXPORTS_TAG, text)
+
+
+def describe_exports(exports: Mapping[str, ComparedExport]) -> str:
+    """The value of EXPORTS_TAG: the comparisons of released exports."""
+    return json.dumps(to_jsonable_python(exports), sort_keys=True)
 
 
 def _list_exports(refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]) -> dict[str, Path]:

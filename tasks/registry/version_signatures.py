@@ -12,7 +12,9 @@ missing one is noticed:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,7 +26,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, Validati
 
 from tasks.cache.digests import Digests, digest_of
 from tasks.home import home, registry_place, tracking_uri
-from tasks.registry.provenance import PREDICATE_TYPE, build_provenance
+from tasks.registry.provenance import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
 from tasks.registry.weight_files import find_difference
 from tasks.shared_store.bucket import VARIABLE as STORE
@@ -46,6 +48,10 @@ NOT_SIGNED = (MANIFEST, PROVENANCE, "registered_model_meta")
 EXPORTS = "export"
 """The folder of exports in the version's MLflow run."""
 _TIME = TypeAdapter(AwareDatetime)
+_NUMBER = re.compile("[1-9][0-9]*")
+_logger = logging.getLogger(__name__)
+_warned: set[tuple[str, str]] = set()
+"""Registries and names of which this process has warned."""
 
 
 class SignedVersion(BaseModel):
@@ -124,14 +130,30 @@ def verify_version(
         version: the version as the registry has it; it is looked up if that is needed.
 
     Raises UserError for a signature that is not valid, and for a version without a trusted one if trust.yaml refuses
-    it, or if an earlier version of this name is known to be signed; MlflowFailed.
+    it, or if an earlier version of this name is known to be signed; MlflowFailed. A warning is logged once for a name.
     """
+    verified = _find_verification(name, number, tags, version)
+    if verified.warning and (place := (registry_place(), name)) not in _warned:
+        _warned.add(place)
+        _logger.warning(verified.warning)
+    return verified
+
+
+def _find_verification(
+    name: str, number: str, tags: Mapping[str, str | None], version: ModelVersion | None
+) -> Verification:
+    if not _NUMBER.fullmatch(number):
+        raise _refuse(name, number, "it has no number", "Look at what the server of the registry answers.")
     trust, problem = read_trust(), BadSignature("")
+    newest: SignedVersion | None = None
     for read in (_read_kept, _fetch):
         try:
             if (found := read(name, number, version)) is None:
                 continue
             signed = _verify_bundles(*found, name, number, trust)
+            if newest is not None and signed.signed_at < newest.signed_at:
+                continue
+            newest = signed
             signed.require_tags(tags)
             _keep(name, number, *found)
             return Verification(signed)
@@ -172,7 +194,9 @@ def _verify_bundles(manifest: bytes, provenance: bytes, name: str, number: str, 
     subject, *exports = statement.subject
     if statement.predicate_type != PREDICATE_TYPE or subject.name != f"{name}/{number}":
         raise BadSignature(f"it is the signature of {subject.name}")
-    if subject.digest != listed.subject[0].digest:
+    files = read_manifest(listed)
+    same = statement.predicate.get("finetune_files") == digest_of(files) and listed.subject[0].name == name
+    if subject.digest != listed.subject[0].digest or not same:
         raise BadSignature(f"{MANIFEST} is of another model than {PROVENANCE}")
     key = trust.by_id[signer]
     try:
@@ -181,7 +205,7 @@ def _verify_bundles(manifest: bytes, provenance: bytes, name: str, number: str, 
             number=number,
             key=key,
             signed_at=_TIME.validate_python(statement.predicate["runDetails"]["metadata"]["finishedOn"]),
-            files=read_manifest(listed),
+            files=files,
             exports={export.name: export.digest["sha256"] for export in exports},
             tags=statement.predicate["finetune_tags"],
             provenance=statement.predicate,
@@ -224,9 +248,9 @@ def _fetch(name: str, number: str, version: ModelVersion | None) -> tuple[bytes,
             return None
         with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
             files = _open_files(client, name, number)
-            for file in (MANIFEST, PROVENANCE):
-                with contextlib.suppress(Exception):  # each store of MLflow's has its own error for a missing file
-                    files.download_artifacts(file, folder)
+            present = {entry.path for entry in files.list_artifacts()}
+            for file in present.intersection((MANIFEST, PROVENANCE)):
+                files.download_artifacts(file, folder)
             try:
                 return Path(folder, MANIFEST).read_bytes(), Path(folder, PROVENANCE).read_bytes()
             except FileNotFoundError as error:
@@ -259,18 +283,55 @@ def require_own_key(client: MlflowClient, name: str) -> EllipticCurvePrivateKey:
     return key
 
 
-def is_signed(client: MlflowClient, name: str, number: str, exports: Mapping[str, str]) -> bool:
-    """Whether a version that this home registers needs no new signature: a trusted key has signed it as it is now, or
-    another home has signed it."""
+def sign_own_version(
+    client: MlflowClient,
+    name: str,
+    number: str,
+    record: Mapping[str, Any] | None,
+    *,
+    is_new: bool,
+    tags: tuple[Mapping[str, str], Mapping[str, str]],
+    trained: Path,
+    exports: Mapping[str, str],
+) -> str:
+    """Signs a version after the run that has registered it or given it new figures, unless its signature fits. Only
+    tags that the run has computed, or that are signed already, are signed. Returns a warning if it stays unsigned.
+
+    Args:
+        is_new: whether this run has registered it.
+        tags: those of its origin, and those that every run sets anew.
+
+    Raises UserError if it is not as it was signed.
+    """
     version = client.get_model_version(name, number)
     try:
-        signed = _verify_bundles(*(_fetch(name, number, version) or (b"", b"")), name, number, read_trust())
-        signed.require_tags({tag: version.tags.get(tag) for tag in BOUND_TAGS})
-        return exports.items() <= signed.exports.items()
+        earlier = None if is_new else _find_signed(name, number, version)
     except ForeignKey:
-        return True
-    except BadSignature:
-        return False
+        return ""
+    except BadSignature as error:
+        raise _refuse(name, number, f"its signature cannot be trusted: {error}", _RESTORE) from error
+    origin, latest = ({tag: one[tag] for tag in BOUND_TAGS if tag in one} for one in tags)
+    expected = (earlier.tags if earlier else origin) | latest
+    present = {tag: version.tags[tag] for tag in BOUND_TAGS if tag in version.tags}
+    if odd := sorted(tag for tag in {*expected, *present} if expected.get(tag) != present.get(tag)):
+        if earlier:
+            raise _refuse(name, number, f"its tag {odd[0]} has changed since it was signed", _RESTORE)
+        advice = f"If you know its origin, sign it: finetune sign {name}/{number}."
+        return f"{name}/{number} stays unsigned: another run or program has set its tag {odd[0]}. {advice}"
+    if earlier is None or earlier.tags != expected or not exports.items() <= earlier.exports.items():
+        if record is not None and earlier is not None:
+            require_signed_record(record, earlier.provenance, f"{name}/{number}")
+        all_exports = {**(earlier.exports if earlier else {}), **exports}
+        sign_version(client, name, number, record, trained=trained, exports=all_exports, earlier=earlier)
+    return ""
+
+
+def _find_signed(name: str, number: str, version: ModelVersion) -> SignedVersion | None:
+    """The version as the newest signature has it, in this home or in MLflow. Raises BadSignature."""
+    trust = read_trust()
+    found = [read(name, number, version) for read in (_read_kept, _fetch)]
+    signed = [_verify_bundles(*pair, name, number, trust) for pair in found if pair is not None]
+    return max(signed, key=lambda one: one.signed_at, default=None)
 
 
 def sign_version(
@@ -281,6 +342,7 @@ def sign_version(
     *,
     trained: Path | None = None,
     exports: Mapping[str, str] | None = None,
+    earlier: SignedVersion | None = None,
 ) -> SignedVersion:
     """Signs a version of the registry with the key of this home, and stores the signatures with its files.
 
@@ -288,8 +350,9 @@ def sign_version(
         record: of the run that registered it; None if no run did.
         trained: the folder of its model as it was trained here: the version's must be the same.
         exports: sha256 of its exports, by path in its MLflow run.
+        earlier: the version as it was signed before: it must have the same files.
 
-    Raises UserError if the version has other files than the trained model; MlflowFailed.
+    Raises UserError if the version has other files than the trained model or than before; MlflowFailed.
     """
     key = require_own_key(client, name)
     version = client.get_model_version(name, number)
@@ -303,9 +366,13 @@ def sign_version(
         if link := next((path for path in paths if path.is_symlink()), None):
             raise _refuse(name, number, f"{link} is a link", "Put a file in its place, and sign it again.")
         files = dict(zip(names, Digests(home()).of_many(paths), strict=True))
-    manifest = build_manifest(name, {name: files[name] for name in names if name not in NOT_SIGNED}, NOT_SIGNED)
+    files = {path: files[path] for path in names if path not in NOT_SIGNED}
+    if earlier is not None and (odd := sorted(path for path, _ in files.items() ^ earlier.files.items())):
+        raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _RESTORE)
+    manifest = build_manifest(name, files, NOT_SIGNED)
     signer = key_id(key.public_key())
-    statement = build_provenance(f"{name}/{number}", manifest.subject[0].digest, signer, tags, exports or {}, record)
+    origin = f"{name}/{number}", manifest.subject[0].digest
+    statement = build_provenance(*origin, digest_of(files), signer, tags, exports or {}, record)
     bundles = {MANIFEST: sign(manifest, key), PROVENANCE: sign(statement, key)}
     signed = _verify_bundles(bundles[MANIFEST], bundles[PROVENANCE], name, number, read_trust())
     with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
@@ -355,7 +422,7 @@ def check_version(name: str, number: str) -> tuple[SignedVersion | None, str, li
         client = connect()
         version = need_version(client, need_model(client, name), version=number)
     tags = {tag: version.tags.get(tag) for tag in BOUND_TAGS}
-    signed, warning = verify_version(name, number, tags, version)
+    signed, warning = _find_verification(name, number, tags, version)
     return signed, warning, check_all_files(signed) if signed else []
 
 

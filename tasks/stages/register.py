@@ -19,8 +19,14 @@ from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
-from tasks.registry.version_exports import digest_exports, log_exports, read_calibration, released_exports
-from tasks.registry.version_signatures import is_signed, require_own_key, sign_version
+from tasks.registry.version_exports import (
+    describe_exports,
+    digest_exports,
+    log_exports,
+    read_calibration,
+    released_exports,
+)
+from tasks.registry.version_signatures import require_own_key, sign_own_version
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
     CALIBRATION_TAG,
@@ -28,6 +34,7 @@ from tasks.registry.versions import (
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
     DATA_TAG,
+    EXPORTS_TAG,
     GIT_COMMIT_TAG,
     LONGEST_TAG,
     METRICS_TAG,
@@ -112,7 +119,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
             _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
-        if version is None:
+        if is_new := version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
@@ -136,9 +143,16 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
         files = digest_exports(refs, exports)
-        if not is_signed(client, name, version, files):
-            record = lineage.find_record_of_version(f"{name}/{version}")
-            sign_version(client, name, version, record, trained=refs["fit"].path / "model", exports=files)
+        latest = judged | ({EXPORTS_TAG: describe_exports(exports)} if exports else {})
+        warning = sign_own_version(
+            *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
+            is_new=is_new,
+            tags=(_build_origin_tags(recipe, lock, work.run, refs), latest),
+            trained=refs["fit"].path / "model",
+            exports=files,
+        )
+        if warning:
+            work.on_events([{"kind": "warning", "message": warning}])
     return Version(name=name, version=version, taken=taken)
 
 
