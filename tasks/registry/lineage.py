@@ -288,6 +288,11 @@ def find_record_of_version(name: str) -> dict[str, Any] | None:
         return None
 
 
+def has_own_record(run: str) -> bool:
+    """Whether a flow run of this home has left its record here."""
+    return (home() / "runs" / run / LINEAGE).is_file()
+
+
 def _read_lock(run: str) -> Lock:
     try:
         return Lock.model_validate_json((home() / "runs" / run / "lock.json").read_bytes())

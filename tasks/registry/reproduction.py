@@ -21,7 +21,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, find_folders
-from tasks.registry.lineage import LINEAGE, RECIPE_SET
+from tasks.registry.lineage import RECIPE_SET, has_own_record
 from tasks.registry.provenance import require_signed_record
 from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import open_remote
@@ -70,8 +70,8 @@ def require_signed(record: Mapping[str, Any]) -> None:
     it; MlflowFailed."""
     name, number = record["registered"]["name"], record["registered"]["version"]
     run = record["run"]["flow_run_id"]
-    is_own = (home() / "runs" / run / LINEAGE).is_file()
-    if (signed := verify_version(name, number, {FLOW_RUN_TAG: run}).signed) and not is_own:
+    signed = verify_version(name, number, {FLOW_RUN_TAG: run}).signed
+    if signed is not None and not has_own_record(run):
         require_signed_record(record, signed.provenance, f"{name}/{number}")
 
 

@@ -26,6 +26,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, Validati
 
 from tasks.cache.digests import Digests, digest_of
 from tasks.home import home, registry_place, tracking_uri
+from tasks.registry.lineage import has_own_record
 from tasks.registry.provenance import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
 from tasks.registry.weight_files import find_difference
@@ -33,7 +34,7 @@ from tasks.shared_store.bucket import VARIABLE as STORE
 from tasks.signatures.bundles import BadSignature, ForeignKey, build_manifest, read_manifest, sign, verify
 from tasks.signatures.keys import KEY, key_id, load_signing_key
 from tasks.signatures.trust import Trust, TrustedKey, pin_own_key, read_trust, trust_file
-from tasks.tracking.connection import connect, mlflow_errors
+from tasks.tracking.connection import FLOW_RUN_TAG, MODEL_TAG, connect, mlflow_errors
 from training.jobs.protocol import write_atomically
 from training.problems import UserError
 
@@ -50,8 +51,8 @@ EXPORTS = "export"
 _TIME = TypeAdapter(AwareDatetime)
 _NUMBER = re.compile("[1-9][0-9]*")
 _logger = logging.getLogger(__name__)
-_warned: set[tuple[str, str]] = set()
-"""Registries and names of which this process has warned."""
+_warned: set[Path] = set()
+"""The folders of the homes, registries and names of which this process has warned."""
 
 
 class SignedVersion(BaseModel):
@@ -133,7 +134,7 @@ def verify_version(
     it, or if an earlier version of this name is known to be signed; MlflowFailed. A warning is logged once for a name.
     """
     verified = _find_verification(name, number, tags, version)
-    if verified.warning and (place := (registry_place(), name)) not in _warned:
+    if verified.warning and (place := _kept_folder(name)) not in _warned:
         _warned.add(place)
         _logger.warning(verified.warning)
     return verified
@@ -248,7 +249,7 @@ def _fetch(name: str, number: str, version: ModelVersion | None) -> tuple[bytes,
             return None
         with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
             files = _open_files(client, name, number)
-            present = {entry.path for entry in files.list_artifacts()}
+            present = {entry.path for entry in files.list_artifacts() if not entry.is_dir}
             for file in present.intersection((MANIFEST, PROVENANCE)):
                 files.download_artifacts(file, folder)
             try:
@@ -311,6 +312,8 @@ def sign_own_version(
     except BadSignature as error:
         raise _refuse(name, number, f"its signature cannot be trusted: {error}", _RESTORE) from error
     origin, latest = ({tag: one[tag] for tag in BOUND_TAGS if tag in one} for one in tags)
+    if record is not None and _is_own(record, origin.get(MODEL_TAG)):  # that run was killed before it signed
+        origin[FLOW_RUN_TAG] = record["run"]["flow_run_id"]
     expected = (earlier.tags if earlier else origin) | latest
     present = {tag: version.tags[tag] for tag in BOUND_TAGS if tag in version.tags}
     if odd := sorted(tag for tag in {*expected, *present} if expected.get(tag) != present.get(tag)):
@@ -324,6 +327,11 @@ def sign_own_version(
         all_exports = {**(earlier.exports if earlier else {}), **exports}
         sign_version(client, name, number, record, trained=trained, exports=all_exports, earlier=earlier)
     return ""
+
+
+def _is_own(record: Mapping[str, Any], model: str | None) -> bool:
+    """Whether a record is of this home's training of the model with this digest."""
+    return has_own_record(record["run"]["flow_run_id"]) and (record.get("model") or {}).get("digest") == model
 
 
 def _find_signed(name: str, number: str, version: ModelVersion) -> SignedVersion | None:

@@ -12,7 +12,7 @@ from typing import Any
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
-from tasks.cache.stage import Inputs, Row, Work, action
+from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
@@ -123,8 +123,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
-            rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
-            record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
+            record = lineage.build_record(recipe, work.run, work.earlier, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
