@@ -168,7 +168,7 @@ def _find_verification(
     else:
         reason, advice = "it is not signed", f"If you know its origin, sign it: finetune sign {name}/{number}."
     first = min((int(kept.name) for kept in _kept_folder(name).glob("[1-9]*")), default=None)
-    if first is not None and int(number) >= first:
+    if first is not None and int(number) >= first and not str(problem):
         raise _refuse(name, number, f"{reason}, and {name}/{first} was signed", advice)
     if trust.unsigned == "refuse":
         raise _refuse(name, number, f"{reason}, and unsigned: refuse is set in {trust_file()}", advice)

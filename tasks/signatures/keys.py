@@ -5,8 +5,8 @@
 
 | variable | meaning |
 |---|---|
-| FINETUNE_SIGNING_KEY | another file with a private key in PEM, on the curve P-256, P-384 or P-521 |
-| FINETUNE_SIGNING_KEY_PASSWORD | its password, if it has one |
+| FINETUNE_SIGNATURE_KEY | another file with a private key in PEM, on the curve P-256, P-384 or P-521 |
+| FINETUNE_SIGNATURE_PASSWORD | its password, if it has one |
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from cryptography.hazmat.primitives.serialization import (
 from tasks.home import create_secret, home
 from training.problems import UserError
 
-KEY = "FINETUNE_SIGNING_KEY"
-PASSWORD = "FINETUNE_SIGNING_KEY_PASSWORD"
+KEY = "FINETUNE_SIGNATURE_KEY"
+PASSWORD = "FINETUNE_SIGNATURE_PASSWORD"
 FILE = "signature.pem"
 _HASHES = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
 """The hash that goes with each curve, as Sigstore's bundles prescribe."""
@@ -44,7 +44,7 @@ _CURVES = "an elliptic curve key on P-256, P-384 or P-521"
 
 
 def load_signing_key() -> EllipticCurvePrivateKey:
-    """The private key of FINETUNE_SIGNING_KEY, or else the home's own, created if missing. Raises UserError."""
+    """The private key of FINETUNE_SIGNATURE_KEY, or else the home's own, created if missing. Raises UserError."""
     if not (named := os.environ.get(KEY)):
         file = home() / FILE
         if not file.exists():
