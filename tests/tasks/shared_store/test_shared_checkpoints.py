@@ -141,7 +141,7 @@ def test_when_the_artifact_of_the_training_is_in_the_bucket_its_checkpoints_are_
     uploads(bucket, work).upload()
     with store.filling("fit", KEY) as aside:
         (aside / "weights").write_text("trained")
-        remote.upload(store.publish(aside, "fit", KEY, {}, {}))
+        remote.upload(store.publish(aside, "fit", KEY, {}, {}), made=True)
     assert remote.end_run(wait=True) == []
     assert bucket.names("artifacts/fit") == [f"artifacts/fit/{KEY}.json"] and bucket.names("checkpoints") == []
 
