@@ -38,7 +38,6 @@ COMMANDS = {
     "chat": "chat",
     "serve": "serve",
     "export": "models",
-    "dossier": "models",
     "drift": "monitoring",
     "evaluate": "monitoring",
     "labels": "labels",

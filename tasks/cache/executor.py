@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +125,7 @@ class Executor:
         finally:
             artifact = result.location if isinstance(result, Artifact) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
-            ended = datetime.now(UTC).isoformat(timespec="milliseconds")
-            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched, ended)
+            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched)
             self.rows.append(row)
             self._listeners.stage_ended(row, result)
         if self._uncommitted is None:

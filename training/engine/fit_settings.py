@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from training.jobs.protocol import NotInKey, Result, Settings, TaskSettings
-from training.recipe.fields import ResolvedCompute
-from training.recipe.training_fields import Training
+from training.recipe.fields import ResolvedCompute, Training
 
 
 class HubModel(Settings):
