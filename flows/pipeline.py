@@ -47,6 +47,7 @@ from tasks.stages.teacher_outputs import (
     require_labels,
     teacher_outputs,
 )
+from tasks.stages.teacher_rows import check_teacher, find_teachers_rows
 from tasks.stages.tokenize import tokenize, tokenize_unlabelled
 from training.recipe import Recipe
 
@@ -116,6 +117,8 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
     require_same_labels(lock, data, model)
     require_labels(recipe, lock, data)
+    if (rows_of_teacher := find_teachers_rows(recipe, lock, data)) is not None:
+        build(check_teacher, recipe, lock, data, rows_of_teacher)
     require_dimensions(recipe, lock, model)
     mined, written = None, None
     if (negatives := recipe.data.negatives) is not None:

@@ -165,14 +165,17 @@ def test_every_part_of_a_recipe_that_a_page_shows_is_valid(tmp_path: Path, monke
     (tmp_path / "chat.jinja").write_text((ROOT / "deployments/examples/chat.jinja").read_text())
     whole = yaml.safe_load(example("recipe"))["deployments"][0]["parameters"]["recipe"]
     needed = {name: whole[name] for name in ("name", "task", "data", "model")}
-    parts = []
+    parts, files = [], []
     for page in PAGES.values():
         for fence in re.findall(r"(?<! -->\n)```yaml\n(.*?)```", page, re.DOTALL):
             part = yaml.safe_load(fence)
             if isinstance(part, dict) and part.keys() <= Recipe.model_fields.keys():
                 parse({**needed, **part})
                 parts.append(part)
-    assert len(parts) >= 4
+            elif isinstance(part, dict):
+                recipes = [entry["parameters"].get("recipe", {}) for entry in part.get("deployments", ())]
+                files += [parse(one).name for one in recipes if "data" in one]
+    assert len(parts) >= 4 and {"questions", "questions-sorted"} <= {*files}
 
 
 def test_every_command_that_is_shown_is_one_that_there_is() -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "chat": "chat",
     "serve": "serve",
     "export": "models",
+    "dossier": "models",
     "drift": "monitoring",
     "evaluate": "monitoring",
     "labels": "labels",

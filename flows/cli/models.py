@@ -1,20 +1,31 @@
-"""The commands for registered models: `models`, `promote`, `rollback`, `export`."""
+"""The commands for registered models: `models`, `promote`, `rollback`, `export`, `dossier`."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, add_version_arguments, write_json
+from flows.cli.shared import (
+    COMPLETED,
+    add_json_argument,
+    add_limit_argument,
+    add_version_arguments,
+    output_file,
+    write_json,
+)
 from flows.reports.tables import align, export_lines, fit_to_terminal, terminal_width, wrap
+from tasks.provenance.dossier import build_dossier, find_documents
 from tasks.registry import promotions
 from tasks.registry.model_spec import find_model
 from tasks.registry.version_exports import export_version
 from tasks.registry.versions import list_models
 from tasks.reports.formatting import format_size, format_value
+from training.jobs.protocol import write_atomically
 from training.problems import UserError
 from training.recipe import EXPORTS, split_version_name
 
@@ -130,4 +141,21 @@ def export(arguments: argparse.Namespace) -> int:
         print(*export_lines({arguments.format: released}), sep="\n")
     elif arguments.format != "safetensors":
         print("Not compared with the model: name the format in release.exports for that.")
+    return COMPLETED
+
+
+def add_dossier_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="NAME/VERSION", help="a registered version; NAME@ALIAS names it too")
+    parser.add_argument("--out", metavar="FILE", type=output_file, required=True, help="the zip file to write")
+
+
+def dossier(arguments: argparse.Namespace) -> int:
+    """Write all that is known of a registered version into one zip file: lineage, card, metrics, verdict, a CycloneDX
+    bill of materials, a Croissant data set and OpenLineage events."""
+    if not re.search(r"[/@]", arguments.model):
+        message = f"{arguments.model!r} is no version: write NAME/VERSION, such as {arguments.model}/1, or NAME@ALIAS."
+        raise UserError.of("option", "NAME/VERSION", message)
+    content = build_dossier(find_documents(arguments.model))
+    write_atomically(arguments.out, content)
+    print(f"{arguments.out}  {format_size(len(content))}  sha256 {hashlib.sha256(content).hexdigest()}")
     return COMPLETED

@@ -11,8 +11,8 @@ from tasks.servers import SERVE_PORT, announce_serving
 from tasks.serving.llama_cpp import FORMATS
 from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
-from training.problems import Problem, UserError
-from training.recipe import split_version_name
+from training.problems import Problem, UserError, nearest
+from training.recipe import EXPORTS, split_version_name
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=FORMATS,
+        metavar="FORMAT",
         default="",
-        help="serve a GGUF file that was released with the version, by llama.cpp; gguf: the smallest",
+        help="serve a GGUF file that was released with the version, by llama.cpp: "
+        f"{', '.join(FORMATS[1:])}, or gguf, the smallest of them",
     )
     rows = ServeOptions.batch_size
     parser.add_argument("--batch-size", metavar="ROWS", type=int, help=f"rows in one forward pass (default: {rows})")
@@ -87,6 +88,20 @@ def serve(arguments: argparse.Namespace) -> int:
     return COMPLETED
 
 
+def _explain_format(model: str, name: str) -> str:
+    """Why no export of this format is served, and what is possible in its place."""
+    choice = f"choose from {', '.join(FORMATS)}"
+    if name not in EXPORTS:
+        return f"{name!r} is no format of exports that is served: {choice}.{nearest(name, FORMATS)}"
+    if not EXPORTS[name].is_folder:
+        return f"{name!r} is for programs of your own, by the file of `finetune export {model} {name}`: {choice}."
+    return (
+        f"{name!r} is for vLLM on a GPU: `finetune export {model} {name} --out FOLDER`, then `vllm serve FOLDER`. "
+        "Transformers expands its weights to 16-bit floats, so it gains neither memory nor speed. On a CPU, "
+        f"{choice}."
+    )
+
+
 def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
     size = arguments.batch_size
     wrong = {
@@ -97,7 +112,9 @@ def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
         "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
     }
     other = "--format" if arguments.format else "--engine vllm" if arguments.engine == "vllm" else ""
-    if arguments.format:
+    if arguments.format not in ("", *FORMATS):
+        wrong["--format"] = _explain_format(arguments.model, arguments.format)
+    elif arguments.format:
         wrong["--engine"] = arguments.engine == "vllm" and "does not read GGUF: leave it out, or --format."
     if other:
         message = f"is not possible with {other}: leave one of them out."

@@ -28,7 +28,7 @@ def start_tracking(recipe: Recipe, run: str, changes: Sequence[str], parent: str
     the sweep that it belongs to."""
     tracker = RunTracker(recipe.name, run, str(flow_run.get_name()), parent, recipe.training.report_to)
     values = recipe.model_dump(mode="json")
-    fields = {name: value for name, value in flatten(values) if value is not None}
+    fields = {name: value for name, value in flatten(values) if value not in (None, {})}
     tracker.log_params({name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()})
     tracker.set_tags(
         {

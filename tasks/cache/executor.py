@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,8 @@ class Executor:
         finally:
             artifact = result.location if isinstance(result, Artifact) else None
             fetched = self._remote.fetched_bytes(stage.name, key) if state == "cached" else None
-            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched)
+            ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+            row = Row(stage.name, key or None, state, time.monotonic() - started, artifact, fetched, ended)
             self.rows.append(row)
             self._listeners.stage_ended(row, result)
         if self._uncommitted is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, cast
 
@@ -112,6 +112,8 @@ class VersionOfTask(Champion):
     and options."""
 
     task: str
+    load_data: Name | None = None
+    """Of a teacher: the artifact of load_data with the rows that it was trained on, which the store may still have."""
     calibration: dict[str, Any] | None = None
     """Of a teacher whose thresholds choose rows without labels: training.evaluation.stored_calibration.Calibration."""
 
@@ -208,6 +210,10 @@ class Lock(BaseModel):
         """The sets of a mixture in order; without a mixture, the only one."""
         only = PinnedRows(hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint)
         return list(self.data_sets.values()) or [only]
+
+    def by_section(self, data: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], PinnedRows]]:
+        """The sets with the sections that name them, of the field `data` of a recipe as JSON values."""
+        return list(zip(data.get("mix") or [data], self.sets, strict=False))
 
     @property
     def all_data_files(self) -> list[PinnedFile]:

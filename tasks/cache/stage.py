@@ -80,6 +80,8 @@ class Row:
     """The artifact's folder, relative to the home."""
     fetched_bytes: int | None = None
     """Downloaded from the shared store for a cached stage; None if the artifact was here."""
+    ended: str | None = field(default=None, compare=False)
+    """When it ended, as UTC time."""
 
 
 @dataclass
@@ -269,9 +271,9 @@ def action(
 
 
 def flatten(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Yields the values of nested mappings with dotted names."""
+    """Yields the values of nested mappings with dotted names. An empty mapping is a value."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{above}{name}.")
         else:
             yield above + name, value

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from tasks.jobs.hardware import gpu_compute_capabilities
 from training.problems import Problem
 from training.recipe import Compute, Recipe
-from training.recipe.fields import Lora, packages_of
 from training.recipe.tables.exports import missing_packages
 from training.recipe.tables.kernels import kernels_of
+from training.recipe.training_fields import Lora, packages_of
 
 
 def find_problems_here(recipe: Recipe, processes: int, gpus: int) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Champion, Lock, PinnedRows, VersionOfTask
+from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
@@ -25,6 +25,7 @@ from tasks.registry.versions import (
     ROWS_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
+    WEIGHTS_TAG,
     MaxLength,
     TaskTag,
     find_model,
@@ -36,6 +37,7 @@ from tasks.registry.versions import (
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.evaluation.stored_calibration import Calibration
+from training.jobs.protocol import sha256
 from training.local_files import find_foreign
 from training.models.repository_files import (
     REGISTRY_ROOMS,
@@ -142,7 +144,8 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
             f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
         )
         raise UserError.of("training", where, f"{message}that too: name another version.")
-    found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"])
+    rows = read_name(version, "finetune.load_data.key")
+    found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"], load_data=rows)
     if recipe.training.teacher.unlabelled_min_confidence != ABSTAIN:
         return found
     calibration = read_tag(version, CALIBRATION_TAG, Calibration | None)
@@ -151,6 +154,18 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
         where = "training.teacher.unlabelled_min_confidence"
         raise UserError.of("training", where, f"{message}recipe, or give a number here, such as 0.9.")
     return found.model_copy(update={"calibration": calibration.model_dump(mode="json")})
+
+
+def find_training_rows(version: VersionOfTask) -> Artifact | None:
+    """Finds the artifact of load_data with the rows that a teacher was trained on, here or in the shared store; None if
+    it cannot be had."""
+    if version.load_data is None:
+        return None
+    try:
+        found = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
+    except store.Damaged:
+        return None
+    return found if found is not None and "train.arrow" in found.parts else None
 
 
 def _can_teach(task: str, learning: str) -> bool:
@@ -194,7 +209,9 @@ def digest_rows(recipe: Recipe, lock: Lock) -> str:
     if lock.corrections:
         more["corrections"] = lock.corrections.sha256
     if recipe.data.negatives:
-        more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"})
+        more["negatives"] = recipe.data.negatives.model_dump(mode="json", exclude={"path"}, exclude_defaults=True)
+        if recipe.data.negatives.corpus:
+            more["corpus"] = [pin.sha256 for pin in lock.corpus]
     if lock.unlabelled:
         more["unlabelled"] = [pin.sha256 for pin in lock.unlabelled]
     if lock.negatives_version:
@@ -218,7 +235,10 @@ def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
     replaced_by_files = {"path", "config", "splits"} if pinned.files else set()
     code, _ = users_code({"data.path": data.path} if data.source == "python" else {})
     return {
-        "data": data.model_dump(mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}),
+        # data.corpus is no part of the rows. It is None and not left out, so that digests of before hold.
+        "data": data.model_copy(update={"corpus": None}).model_dump(
+            mode="json", exclude=_NOT_IN_DIGEST | replaced_by_files | {*OF_MIXTURE}
+        ),
         "files": [pin.sha256 for pin in pinned.files.get("train", ())],
         "commit": pinned.hub.commit if pinned.hub else None,
         "fingerprint": pinned.fingerprint,
@@ -302,8 +322,20 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
     names = {file.name for file in (incomplete / "model").iterdir()}
     if not has_weights(names) or "config.json" not in names or not any((incomplete / "tokenizer").iterdir()):
         raise _build_error(champion, where, _NO_MODEL)
+    if changed := _find_changed_weights(champion, incomplete / "model"):
+        raise _build_error(champion, where, f"is damaged in MLflow: {changed} has changed since it was registered")
     incomplete.rename(destination)
     return folders
+
+
+def _find_changed_weights(champion: Champion, folder: Path) -> str | None:
+    """The name of a file of weights that is missing or has other bytes than at the registration. MLflow's copy may be
+    the same file as that of a damaged artifact."""
+    with mlflow_errors():
+        version = connect().get_model_version(champion.name, champion.version)
+        digests = read_tag(version, WEIGHTS_TAG, dict[FileName, str], "{}")
+    files = {name: folder / name for name in digests}
+    return next((name for name, file in files.items() if not file.is_file() or sha256(file) != digests[name]), None)
 
 
 def find_tokenizer(champion: Champion, out: Path, where: str) -> Path:

@@ -41,16 +41,19 @@ from tasks.registry.versions import (
 from tasks.reports.row_reports import read_report
 from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, search_all
 from tasks.tracking.outbox import Outbox
+from tasks.tracking.tracker import LINEAGE as LINEAGE
 from training.data.file_systems import is_url
+from training.data.ipc_files import ipc_reader
+from training.data.readers import SPLITS
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest
 from training.recipe import Recipe
 from training.recipe.field_types import split_version_name
+from training.recipe.rules.column_rules import source_columns
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-LINEAGE = "lineage.json"
 MOST_THREADS = 4096
 RECIPE_SET = "recipe_without_defaults"
 ENVIRONMENT = "log/environment.json"
@@ -138,7 +141,7 @@ def build_record(
             # Without defaults: a later version of the project may lack some fields, which matters only for these.
             RECIPE_SET: Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
             "lock": lock.model_dump(mode="json"),
-            "rows": _describe_rows(refs.get("load_data")),
+            "rows": _describe_rows(recipe, refs.get("load_data")),
             "model": _describe_model(*artifacts["fit"]) if "fit" in artifacts else None,
             "training": refs["fit"].result if "fit" in refs else None,
             "environment": _read_environment(refs),
@@ -174,6 +177,7 @@ def _describe_stage(row: Row, artifact: Artifact | None, inputs: Mapping[str, An
         "digest": artifact.digest if artifact else None,
         "state": row.state,
         "seconds": round(row.seconds, 3),
+        "ended": row.ended,
         "code": list(_select("code", inputs)),
         "libraries": list(_select("library", inputs)),
         "inputs": {name: value for name, value in inputs.items() if name.partition(".")[0] not in ("code", "library")},
@@ -299,14 +303,26 @@ def _select(prefix: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(f"{prefix}."): value for name, value in inputs.items() if name.startswith(f"{prefix}.")}
 
 
-def _describe_rows(data: Artifact | None) -> dict[str, Any] | None:
+def _describe_rows(recipe: Recipe, data: Artifact | None) -> dict[str, Any] | None:
     if data is None:
         return None
     labels = None
     with contextlib.suppress(OSError, ValueError):
         labels = json.loads((data.path / "labels.json").read_text())
     numbers = {name: value for name, value in data.result.items() if value is not None}
-    return {"figures": numbers, "labels": labels, "digest": data.digest, **_describe_mixture(data)}
+    found = {"figures": numbers, "labels": labels, "digest": data.digest, "columns": _list_columns(recipe, data)}
+    return {**found, **_describe_mixture(data)}
+
+
+def _list_columns(recipe: Recipe, data: Artifact) -> list[dict[str, str | None]]:
+    """The stored columns: `name`, `type` and, of a column that is read from the source, its name there."""
+    read = source_columns(recipe)
+    sources = {column.name: read.source_names[column.source_name] for column in read.columns}
+    files = [data.path / f"{split}.arrow" for split in SPLITS]
+    for file in filter(Path.is_file, files):
+        with ipc_reader(file) as reader:
+            return [{"name": one.name, "type": str(one.type), "source": sources.get(one.name)} for one in reader.schema]
+    return []
 
 
 def _describe_mixture(data: Artifact) -> dict[str, Any]:

@@ -5,18 +5,22 @@ MLFLOW_TRACKING_URI names the server: its URL may contain a password, and job.js
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from tasks.cache.code import code_behind
 from tasks.cache.store import link_or_copy
+from tasks.home import mlflow_artifacts
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job, TaskSettings
+from training.jobs.protocol import Events, Job, TaskSettings, sha256
 from training.jobs.search_path import PROJECT, hide_package
 from training.models.repository_files import part_of
 
@@ -70,6 +74,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
 def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, events: Events) -> str:
     import mlflow
+    from mlflow import MlflowClient
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
 
@@ -103,6 +108,7 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     )
     if is_pipeline:
         _replace_files(info.model_id, folder, job_dir / "files")
+    share_weights(MlflowClient().get_logged_model(info.model_id).artifact_location, folder, job_dir / "shared")
     events.progress(done=1, total=3)
     predictions = _compare(task_type, _fetch_logged(info.model_uri, job_dir / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
@@ -148,6 +154,27 @@ def _replace_files(model_id: str, folder: Path, aside: Path) -> None:
             if part_of(file.name) == part and ".safetensors" not in file.name:
                 shutil.copyfile(file, aside / part / file.name)
         MlflowClient().log_model_artifacts(model_id, str(aside / part), place)
+
+
+def share_weights(location: str, folder: Path, aside: Path) -> None:
+    """Replaces MLflow's copies of the weights in a folder by hard links: the disk has them once. Nothing changes
+    for copies with other bytes, outside the folder of this home's MLflow, or on another file system.
+
+    Either file may be removed without the other. Code that writes into one of them would change both: the digest of the
+    artifact notices it.
+    """
+    url = urlsplit(location)
+    path = unquote(url.path) if url.scheme == "file" else unquote(url.path).lstrip("/")  # of this home's server
+    root = (mlflow_artifacts() / path).resolve()
+    if url.scheme not in ("file", "mlflow-artifacts") or not root.is_relative_to(mlflow_artifacts().resolve()):
+        return
+    for copy in root.rglob("*.safetensors"):
+        stored = folder / copy.name
+        if stored.is_file() and not copy.samefile(stored) and sha256(copy) == sha256(stored):
+            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.link(stored.resolve(), aside)  # os.link would link a symbolic link itself
+                os.replace(aside, copy)
 
 
 def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, job_dir: Path) -> dict[str, Any]:

@@ -42,6 +42,8 @@ REASON_TAG = "finetune.verdict_reason"
 SPLIT_TAG = "finetune.judged_split"
 METRICS_TAG = "finetune.figures"  # its name in the first versions of this project
 EXPORTS_TAG = "finetune.exports"
+WEIGHTS_TAG = "finetune.weights"
+"""SHA-256 of the files of weights by name, as JSON."""
 """The figures of the released exports by format. Their files are in the version's MLflow run, under `export/`."""
 CALIBRATION_TAG = "finetune.calibration"
 """The content of calibration.json: training.evaluation.stored_calibration. A version without it is not calibrated."""

@@ -5,7 +5,7 @@ Prefect and the rows of the documentation. flows/pipeline.py connects the stages
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
@@ -15,6 +15,7 @@ from tasks.reports.label_reports import summarize_suspects
 from tasks.reports.model_reports import summarize_calibration, summarize_exports, summarize_teacher
 
 if TYPE_CHECKING:
+    from training.data.duplicates import RepeatedRows
     from training.data.folds import FoldsResult, OutOfFoldResult
     from training.data.hard_negatives import MineResult
     from training.data.load_rows import LoadDataResult
@@ -79,6 +80,11 @@ def _summarize_unlabelled(result: UnlabelledResult) -> str:
     return f"{result.rows:,} rows" + (f", {left_out:,} left out" if left_out else "")
 
 
+def _summarize_repeated(result: Mapping[str, RepeatedRows]) -> str:
+    counts = [f"{split} {one.repeated:,} of {one.rows:,}" for split, one in result.items()]
+    return f"rows of the teacher: {', '.join(counts)}" if counts else "not compared"
+
+
 def _summarize_teacher(result: TeacherResult) -> str:
     rest = "" if result.rest is None else f", {result.rest:.1%} of the probability in other tokens"
     return f"{_summarize_blocks(result)}{rest}"
@@ -139,6 +145,7 @@ STAGES = {
     "assign_folds": StageEntry(_summarize_folds, is_optional=True),
     "load_must_hold": StageEntry(_summarize_held, is_optional=True),
     "load_model": StageEntry(_summarize_model),
+    "check_teacher": StageEntry(_summarize_repeated, is_optional=True),
     "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
     "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),

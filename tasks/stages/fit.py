@@ -27,12 +27,12 @@ from training.engine.fit_settings import FitResult, FitSettings, HubModel
 from training.jobs.protocol import Imports, sha256
 from training.problems import UserError
 from training.recipe import Recipe, ResolvedCompute
-from training.recipe.fields import Training, packages_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.kernels import Kernels, kernels_of
 from training.recipe.tables.metrics import entries
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.strategies import STRATEGIES
+from training.recipe.training_fields import Training, packages_of
 
 # Training settings that change the memory needed, in addition to the model, the length of rows and the number format.
 MEMORY_SETTINGS = {

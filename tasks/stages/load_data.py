@@ -33,7 +33,7 @@ from training.recipe import Data, Recipe
 from training.recipe.reading_rules import TEXT_LINES, ReadingRules
 from training.recipe.rules.column_rules import code_for_rows, source_columns, takes_template
 from training.recipe.tables.formats import SOURCES
-from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
+from training.recipe.tables.row_checks import OF_LATER_STAGES, REFUSED_BY_TEMPLATE
 from training.recipe.task_specification import specification
 from training.tokenization.chat_templates import load_template
 from training.tokenization.encoder import token_counter
@@ -44,7 +44,7 @@ class LoadDataSettings(Settings):
     """The settings of reading and checking rows."""
 
     data: Data
-    """Without the check of cut rows, which is one of tokens."""
+    """Without the checks of later stages."""
     task: Annotated[str, NotInKey("its columns, checks and code are in the key")]
     options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
     evaluated: Annotated[list[str], NotInKey("the splits that it chooses on the Hub or in an object are in the key")]
@@ -57,7 +57,7 @@ class LoadDataSettings(Settings):
 
 def load_data_settings(recipe: Recipe, lock: Lock) -> LoadDataSettings:
     """The settings of load_data for this recipe."""
-    checks = {name: level for name, level in recipe.data.checks.items() if name != "truncated"}
+    checks = {name: level for name, level in recipe.data.checks.items() if name not in OF_LATER_STAGES}
     return LoadDataSettings(
         **recipe.task_and_options,
         data=recipe.data.model_copy(update={"checks": checks}),

@@ -15,7 +15,14 @@ from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from training import task_types
-from training.data.hard_negatives import DECIMALS, MineResult, QueryRows, find_candidates, find_negatives
+from training.data.hard_negatives import (
+    DECIMALS,
+    MineResult,
+    QueryRows,
+    find_candidates,
+    find_negatives,
+    read_documents,
+)
 from training.jobs.protocol import TaskSettings
 from training.programs.mine_negatives import TEXTS_AT_ONCE, MineSettings
 from training.recipe import Recipe
@@ -47,12 +54,14 @@ class MineByWordsSettings(TaskSettings):
 @stage(MineResult)
 def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact | None) -> StageJob:
     """Adds documents to the training rows that are near their queries and do not belong to them, by BM25 or by the
-    embeddings of a model. With data.negatives.num_candidates, the queries of validation and test get the nearest
-    documents; else these rows stay as they are. `model` is the base model, if it finds them.
+    embeddings of a model; with data.negatives.corpus also documents of data.corpus. With data.negatives.num_candidates,
+    the queries of validation and test get the nearest documents; else these rows stay as they are. `model` is the base
+    model, if it finds them.
 
-    The training rows and data.negatives; with embeddings, also the model, the prompts and pooling, the length, and the
-    number format of prediction. Neither the loss nor any setting of training: recipes that differ in these share the
-    negatives, and those that differ in data.negatives or in their rows share the embeddings of equal blocks of texts.
+    The training rows, data.negatives, and the further documents if they are looked at; with embeddings, also the model,
+    the prompts and pooling, the length, and the number format of prediction. Neither the loss nor any setting of
+    training: recipes that differ in these share the negatives, and those that differ in data.negatives or in their rows
+    share the embeddings of equal blocks of texts.
     """
     negatives = recipe.data.negatives
     assert negatives is not None
@@ -62,8 +71,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
         "options": task_type.options_of("mine_negatives"),
         "negatives": negatives,
     }
-    files = [f"{split}.arrow" for split in negatives.splits]
-    code, reads = task_types.code_modules(recipe.task), {"data": files_of(data, files)}
+    code, reads = task_types.code_modules(recipe.task), {"data": files_of(data, negatives.files)}
     names = {"source": "data.negatives.source"}
     if negatives.source == "bm25":
         return StageJob(
@@ -111,7 +119,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
             mixed_precision=lock.mixed_precision,
             num_processes=lock.num_processes,
         ),
-        blocks_without=("negatives", "task", "options", *(f"upstream.{data.stage}/{file}" for file in files)),
+        blocks_without=("negatives", "task", "options", *(f"upstream.{data.stage}/{file}" for file in negatives.files)),
         show=_warn,
     )
 
@@ -121,6 +129,7 @@ def _mine_by_words(work: Work, settings: MineByWordsSettings, inputs: Mapping[st
 
     task_type = cast(MinesNegatives, task_types.load(settings.task, settings.options))
     rows = QueryRows.read(task_type, inputs["data"] / "train.arrow")
+    rows.corpus.add_documents(read_documents(inputs["data"]))
     scores = partial(_score, Bm25([*rows.corpus.documents]), [*rows.corpus.queries])
 
     # A document without a word of the query has the score 0: any of them would be as good.

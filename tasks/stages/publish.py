@@ -12,7 +12,7 @@ from tasks.home import named_lock
 from tasks.hub.client import EVAL_RESULTS, PublishSettings, build_environment
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
-from tasks.ledgers.eval_results import build_eval_results
+from tasks.provenance.eval_results import build_eval_results
 from tasks.registry.model_card import CALIBRATION_PICTURES, CURVES, CardFacts, build_card
 from tasks.registry.version_exports import released_exports
 from training import task_types

@@ -39,6 +39,7 @@ from tasks.registry.versions import (
     STARTED_FROM_TAG,
     TASK_TAG,
     VERDICT_TAG,
+    WEIGHTS_TAG,
     Aliases,
     find_model,
     list_aliases,
@@ -220,6 +221,10 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
         DATA_TAG: " + ".join(" ".join(filter(None, [one.path, one.config])) for one in recipe.data.sets),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
+    if trained := lineage.list_model_files(refs["fit"].key):
+        tags[WEIGHTS_TAG] = json.dumps(
+            {name: file["sha256"] for name, file in trained.items() if name.endswith(".safetensors")}
+        )
     if lock.data_hub:
         tags[DATA_COMMIT_TAG] = lock.data_hub.commit
     if lock.all_data_files:

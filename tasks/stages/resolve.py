@@ -21,7 +21,14 @@ from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.this_machine import find_problems_here
 from tasks.prediction.input_rows import list_files
-from tasks.registry.champions import digest_rows, find_base, find_retriever, find_start, find_teacher
+from tasks.registry.champions import (
+    digest_rows,
+    find_base,
+    find_retriever,
+    find_start,
+    find_teacher,
+    find_training_rows,
+)
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url, name_of
 from training.data.listing import SourceFile, describe_unread, list_texts
@@ -36,6 +43,7 @@ from training.recipe import Data, Recipe, parse
 from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.formats import FORMATS
+from training.recipe.tables.row_checks import TEACHER_ROWS
 from training.tokenization.chat_templates import require_template
 
 
@@ -316,6 +324,7 @@ def _pin_teacher(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     if teacher is None:
         return {}
     if teacher.source != "registry":
+        found["notes"] += _name_unchecked(recipe, teacher.path, "unknown")
         with relocated("training.teacher.path"):
             if teacher.source == "hub":
                 return {"teacher_hub": _pin_repository(teacher.path, teacher.revision, recipe, found)}
@@ -323,7 +332,17 @@ def _pin_teacher(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     version = find_teacher(recipe)
     if str(version) != teacher.path:
         found["notes"].append(f"the teacher is {version}, which is {teacher.path}")
+    if find_training_rows(version) is None:
+        found["notes"] += _name_unchecked(recipe, str(version), "not in this home")
     return {"teacher_version": version}
+
+
+def _name_unchecked(recipe: Recipe, teacher: str, reason: str) -> list[str]:
+    """The note about a teacher whose training rows cannot be compared with the evaluated ones."""
+    if recipe.data.checks.get(TEACHER_ROWS) == "ignore":
+        return []
+    note = f"the training rows of the teacher {teacher} are {reason}, so it is not checked whether the model is "
+    return [f"{note}evaluated on some of them (data.checks.{TEACHER_ROWS})"]
 
 
 def _model_folder(recipe: Recipe) -> Path:

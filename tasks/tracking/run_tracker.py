@@ -24,7 +24,7 @@ from tasks.reports.model_reports import read_slices
 from tasks.tracking.connection import one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
-from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, load
+from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
 from training.jobs.protocol import EVENTS, Event, read_events
 
 LAST_RETRY_S = 0.5
@@ -69,6 +69,7 @@ class RunTracker(Listener):
         self._claim = self._outbox.claim_run(math.inf, self._warn_of_waiting)
         self._claim.__enter__()
         self._keys: dict[str, str] = {}
+        self._programs: dict[str, list[dict[str, Any]]] = {}  # of stages that are running, as log_programs gets them
         self._earlier: dict[str, str] = {}  # the tags of earlier tries of the run
         self._points: dict[str, set[int]] = {}  # the steps of each curve, of all tries
         now = time.time()
@@ -80,11 +81,14 @@ class RunTracker(Listener):
                 self._earlier |= entry["values"]
             else:
                 self._select_new(entry["points"])
-        self._began_s = min(starts)
+        self._began_s, self._started_s = min(starts), now
         names = {key: value for key, value in (("name", name), ("parent", parent)) if value}
         self._outbox.put("start", time=now, experiment=recipe, **names)
-        identity = Run(run, recipe, self._began_s)
-        make: list[Callable[[], type[Tracker]]] = [lambda: Mlflow, *(partial(load, name) for name in report_to)]
+        identity = Run(run, recipe, self._began_s, now)
+        by_environment, missing = find_by_environment()
+        self.warnings += missing
+        make: list[Callable[[], type[Tracker]]] = [lambda: Mlflow]
+        make += [partial(load, name) for name in (*report_to, *by_environment)]
         self._deliveries = [_DeliveryThread(self._outbox, identity, one, self.warnings.append) for one in make]
         for delivery in self._deliveries:
             delivery.start()
@@ -150,11 +154,14 @@ class RunTracker(Listener):
                 prefix = stage if event["kind"] == "metrics" else f"{stage}/speed"
                 place = int(event["time"] * 1000), event["step"]
                 points += [[f"{prefix}/{name}", value, *place] for name, value in event["values"].items()]
+            self._follow_programs(stage, event)
         self._put_points(Curve(stage, self._keys.get(stage, "")), points)
 
     def stage_ended(self, row: Row, result: Any) -> None:
         """Logs the stage's state, numbers and files. Curves of a cached stage are read from its artifact. A result that
         an earlier try of the run has logged adds no numbers."""
+        if programs := self._programs.pop(row.name, []):
+            self._outbox.put("programs", stage=row.name, programs=programs)
         self.set_tags({f"{row.name}.state": row.state})
         numbers, logged = {"seconds": row.seconds}, {}
         if isinstance(result, Artifact):
@@ -191,12 +198,12 @@ class RunTracker(Listener):
                 f"MLflow lacks the end of this run for good: {self._outbox.folder} was not writable, and its data is "
                 "lost."
             )
-        elif all(delivery.is_complete for delivery in self._deliveries):
-            with contextlib.suppress(OSError), self._outbox.claim_delivery() as claimed:
-                if claimed:
-                    self._outbox.trim()
         else:
             self.warnings += [delivery.describe_trouble() for delivery in self._deliveries if delivery.trouble]
+            if all(delivery.is_complete for delivery in self._deliveries if delivery.replays):
+                with contextlib.suppress(OSError), self._outbox.claim_delivery() as claimed:
+                    if claimed:
+                        self._outbox.trim()
         self.close()
 
     def close(self) -> None:
@@ -227,6 +234,17 @@ class RunTracker(Listener):
                 steps.add(point[3])
                 new.append(point)
         return new
+
+    def _follow_programs(self, stage: str, event: Event) -> None:
+        """Keeps the times of processes that this try of the run has started: a job that is resumed begins with the
+        events of earlier ones."""
+        programs, time_s = self._programs.setdefault(stage, []), event.get("time", 0.0)
+        if event["kind"] == "started" and time_s >= self._started_s:
+            started = {"program": event["program"], "rank": event["rank"], "pid": event["pid"]}
+            programs.append({**started, "began": time_s, "ended": time_s})
+        latest = {program["rank"]: program for program in programs}  # earlier ones of a rank have ended
+        for program in latest.values():
+            program["ended"] = max(program["ended"], time_s)
 
     def _log_artifact(self, ref: Artifact, row: Row) -> None:
         events = ref.path / "log" / EVENTS
@@ -263,6 +281,20 @@ class _DeliveryThread(threading.Thread):
         self.ended = threading.Event()
         self._given_up = threading.Event()
         self._title, self._remedy = "MLflow", ""
+        self._type: type[Tracker] = Tracker
+
+    @property
+    def replays(self) -> bool:
+        """As Tracker."""
+        return self._type.replays
+
+    @property
+    def _last_wait_s(self) -> float:
+        return min(LAST_WAIT_S, self._type.last_wait_s)
+
+    @property
+    def _dead_wait_s(self) -> float:
+        return min(DEAD_WAIT_S, self._type.dead_wait_s)
 
     @property
     def is_complete(self) -> bool:
@@ -271,13 +303,14 @@ class _DeliveryThread(threading.Thread):
 
     def finish(self, ended_at: float) -> None:
         """Waits for the last delivery of a run that ended at this time, in seconds of the monotonic clock."""
-        deadline = ended_at + (DEAD_WAIT_S if self.trouble else LAST_WAIT_S)
+        deadline = ended_at + (self._dead_wait_s if self.trouble else self._last_wait_s)
         while self.is_alive() and time.monotonic() < deadline:
             self.join(0.1)
+            deadline = min(deadline, ended_at + self._last_wait_s)  # of a tracker that has been imported meanwhile
             if self.trouble:
-                deadline = min(deadline, time.monotonic() + DEAD_WAIT_S)
+                deadline = min(deadline, time.monotonic() + self._dead_wait_s)
         if self.is_alive() and self.trouble is None:
-            self.trouble = f"it did not answer within {LAST_WAIT_S:g} s"
+            self.trouble = f"it did not answer within {self._last_wait_s:g} s"
         self._given_up.set()
 
     def describe_trouble(self) -> str:
@@ -307,9 +340,9 @@ class _DeliveryThread(threading.Thread):
                 return
 
     def _open(self) -> Delivery:
-        tracker_type = self._load_type()
-        self._title, self._remedy = tracker_type.title, tracker_type.remedy
-        self.tracker = tracker_type(self._run, self._warn)
+        self._type = self._load_type()
+        self._title, self._remedy = self._type.title, self._type.remedy
+        self.tracker = self._type(self._run, self._warn)
         return Delivery(self._outbox, self.tracker)
 
 

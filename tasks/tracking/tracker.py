@@ -7,15 +7,20 @@
     metrics          points of curves: training and evaluation by step, speed, the machine's load
     figures          the numbers of a stage that has ended, such as the scores
     text, file       recipe, reports, pictures, logs
+    programs         the processes of a stage that has ended
     dataset          the rows that the run read
     end              the state of the run
 
-A new tracker is a module with a subclass of Tracker and its line in training/recipe/tables/trackers.py.
+A new tracker is a module with a subclass of Tracker and its line in training/recipe/tables/trackers.py, or in
+BY_ENVIRONMENT if environment variables turn it on.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -31,8 +36,8 @@ VERSION_TAG = "register.version"
 STUDY_TAG, TRIAL_TAG, TRIAL_STATE_TAG = "sweep.study", "sweep.trial", "sweep.state"
 
 
-RECIPE = "recipe.yaml"
-"""The name of the text that is the recipe."""
+RECIPE, LINEAGE = "recipe.yaml", "lineage.json"
+"""The names of the texts that are the recipe and the lineage record."""
 
 
 class Run(NamedTuple):
@@ -42,6 +47,8 @@ class Run(NamedTuple):
     recipe: str
     began_s: float
     """The time of its first start."""
+    started_s: float = 0.0
+    """The time of its last start; a resumed run has several."""
 
 
 class Curve(NamedTuple):
@@ -74,6 +81,12 @@ class Tracker:
     is_late: ClassVar[bool] = False
     """Whether entries wait until the service answers, for the next run if need be. Otherwise each process begins with
     the run's first entry, and the remaining ones are dropped at its end."""
+    replays: ClassVar[bool] = True
+    """Whether a resumed run delivers the entries of its earlier tries again; otherwise it begins with its own."""
+    last_wait_s: ClassVar[float] = math.inf
+    """How long an ended run waits for the last delivery while the service answers, at most as long as for MLflow."""
+    dead_wait_s: ClassVar[float] = math.inf
+    """The same after a delivery failed."""
     retry_s: ClassVar[float] = 10.0
     """The time after which a failed delivery is tried again."""
     remedy: ClassVar[str] = "the next run with the same training draws it again"
@@ -108,6 +121,10 @@ class Tracker:
     def log_file(self, path: Path, folder: str) -> None:
         """A file of the home, for a folder of the run's files."""
 
+    def log_programs(self, stage: str, programs: Sequence[Mapping[str, Any]]) -> None:
+        """The processes of programs that a stage has started, each with `program`, `rank`, `pid`, and the times `began`
+        and `ended` of its first and last event. They come before the state of the stage."""
+
     def log_dataset(self, values: Mapping[str, Any]) -> None:
         """The rows of the run: name, digest, source and profile."""
 
@@ -139,15 +156,79 @@ class Tracker:
             path = home() / entry["path"]
             if path.is_file():
                 self.log_file(path, entry["to"])
+        elif kind == "programs":
+            self.log_programs(entry["stage"], entry["programs"])
         elif kind == "dataset":
             self.log_dataset(entry)
         elif kind == "end":
             self.end(entry["status"], time_ms)
 
 
+class ByEnvironment(NamedTuple):
+    """A tracker that environment variables turn on."""
+
+    tracker: str
+    """`module:class`, imported only if the tracker is on."""
+    package: str
+    """The module that it needs, by the name under which Python imports it."""
+    extra: str
+    """The extra of this project that installs it."""
+    is_on: Callable[[Mapping[str, str]], bool]
+    """Gets the environment."""
+
+
+def _openlineage_is_on(environment: Mapping[str, str]) -> bool:
+    variables = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG", "OPENLINEAGE__TRANSPORT")
+    is_disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
+    return not is_disabled and any(name.startswith(variables) and value for name, value in environment.items())
+
+
+def _opentelemetry_is_on(environment: Mapping[str, str]) -> bool:
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if exporters := environment.get("OTEL_TRACES_EXPORTER"):
+        return "otlp" in (one.strip() for one in exporters.split(","))
+    return any(environment.get(name) for name in endpoints)
+
+
+BY_ENVIRONMENT: dict[str, ByEnvironment] = {
+    "openlineage": ByEnvironment(
+        "tasks.tracking.openlineage:OpenLineage", "openlineage.client", "openlineage", _openlineage_is_on
+    ),
+    "opentelemetry": ByEnvironment(
+        "tasks.tracking.opentelemetry:OpenTelemetry",
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry",
+        _opentelemetry_is_on,
+    ),
+}
+
+
+def find_by_environment() -> tuple[list[str], list[str]]:
+    """The trackers that the environment turns on, and warnings about those whose package is missing."""
+    on, warnings = [], []
+    for name, entry in BY_ENVIRONMENT.items():
+        if entry.is_on(os.environ):
+            if _is_installed(entry.package):
+                on.append(name)
+            else:
+                install = f"pip install 'finetune-flows[{entry.extra}]'"
+                warnings.append(f"The environment turns on {name}, whose package is not installed: {install}.")
+    return on, warnings
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
 def load(name: str) -> type[Tracker]:
-    """The class of a tracker of `training.report_to`."""
-    module, _, attribute = TRACKERS[name].tracker.partition(":")
+    """The class of a tracker of `training.report_to`, or of one that the environment turns on."""
+    entry = BY_ENVIRONMENT[name] if name in BY_ENVIRONMENT else TRACKERS[name]
+    module, _, attribute = entry.tracker.partition(":")
     found: type[Tracker] = getattr(importlib.import_module(module), attribute)
     return found
 
@@ -167,7 +248,8 @@ class Delivery:
             is_end = entry["entry"] == "end"
             if is_end and (index < len(entries) or self._outbox.is_open()):
                 continue  # the run has started again
-            self.tracker.deliver(entry)
+            if self.tracker.replays or entry["time"] >= self.tracker.run.started_s:
+                self.tracker.deliver(entry)
             self._offset = offset
             if is_late:
                 self._outbox.mark_delivered(offset, ended=is_end)

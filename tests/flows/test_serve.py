@@ -471,6 +471,28 @@ def test_options_that_another_engine_would_ignore_are_refused(
     assert ("--vllm: is for --engine vllm, not for --format" in printed) == (engine == "--format gguf")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "int8",
+            "'int8' is for vLLM on a GPU: `finetune export helper@next int8 --out FOLDER`, then `vllm serve FOLDER`",
+        ),
+        (
+            "onnx",
+            "'onnx' is for programs of your own, by the file of `finetune export helper@next onnx`: choose from gguf,",
+        ),
+        ("guff", "'guff' is no format of exports that is served: choose from gguf, gguf-f16, "),
+    ],
+)
+def test_a_format_that_is_not_served_is_one_message_with_what_is_and_the_way_for_the_others(
+    name: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "helper@next", "--format", name]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"--format: {expected}" in printed and "gguf-q4_k_m" in printed and printed.count("--format:") == 1
+
+
 # vLLM, by a program in its place
 
 VLLM = """\

@@ -46,6 +46,15 @@ def test_students_share_the_outputs_of_a_pinned_teacher_and_a_new_one_trains_the
         )
         assert "teacher_outputs  cached" in plan.stdout, plan.stdout
 
+    swapped = (
+        "data.splits={train: validation.jsonl, validation: train.jsonl}",
+        "data.checks.teacher_rows=error",
+        "name=swapped",
+    )
+    refused = finetune(home, "run", file, *[w for s in (*TAUGHT, *swapped) for w in ("--set", s)], **server)
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert refused.returncode == 2 and "150 of 150 rows of validation are training rows of the teacher big/1" in said
+
     reproduced = finetune(home, "reproduce", "small/1", **server)
     assert reproduced.returncode == 0 and "The same bytes: sha256" in reproduced.stdout, reproduced.stdout
 

@@ -126,12 +126,14 @@ MINED = {
     "data": {**PAIRED["data"], "negatives": {"source": "base", "range_max": 50}},
     "model": {"source": "folder", "path": "me/small"},
 }
+WITH_CORPUS = {**MINED, "data": {**MINED["data"], "corpus": "others/test.csv"}}
 LISTS = {"source": "csv", "path": "rows", "columns": {"documents": "documents", "labels": "labels"}}
 SEARCHED: dict[str, Any] = {**RERANKING, "data": {**LISTS, "negatives": {"source": "bm25"}}}
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
 TAUGHT_BY_HUB: dict[str, Any] = {"training.teacher": {"source": "hub", "path": "me/small"}}
+TAUGHT_BY_VERSION: dict[str, Any] = {"training.teacher": {"source": "registry", "path": "big/1"}}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
@@ -188,6 +190,7 @@ FIELDS: dict[str, Change | Nothing] = {
     "data.negatives.source": Change("bm25", "mine_negatives", MINED),
     "data.negatives.path": Change("found/2", "mine_negatives", FOUND),
     "data.negatives.num_negatives": Change(5, "mine_negatives", MINED),
+    "data.negatives.corpus": Change(True, "mine_negatives", WITH_CORPUS),
     "data.negatives.num_candidates": Change(9, "mine_negatives tokenize predict_champion", SEARCHED),
     "data.negatives.range_min": Change(2, "mine_negatives", MINED),
     "data.negatives.range_max": Change(30, "mine_negatives", MINED),
@@ -528,6 +531,10 @@ def find_retriever(recipe: Recipe) -> VersionOfTask:
     return VersionOfTask(name="found", version=named[-1], model=named, max_length=64, task="embedding")
 
 
+def find_teacher(recipe: Recipe) -> VersionOfTask:
+    return VersionOfTask(name="big", version="1", model="weights", max_length=64, task=recipe.task, load_data="theirs")
+
+
 @pytest.fixture(autouse=True)
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """A working directory with what recipes name; no network, GPU or package that is not there for all."""
@@ -569,6 +576,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr("tasks.jobs.engines.RayEngine.find_package_problems", lambda engine: [])
     monkeypatch.setattr(resolving, "find_problems_here", lambda *given: [])
     monkeypatch.setattr(resolving, "find_retriever", find_retriever)
+    monkeypatch.setattr(resolving, "find_teacher", find_teacher)
+    rows_of_teacher = SimpleNamespace(path=tmp_path, parts=Parts("theirs", None))
+    for module in ("tasks.stages.resolve", "tasks.stages.teacher_rows"):
+        monkeypatch.setattr(f"{module}.find_training_rows", lambda version: rows_of_teacher)
     monkeypatch.setattr(resolving, "find_start", lambda *given: (CHAMPION, ""))
     monkeypatch.setattr("flows.pipeline.require_labels", lambda *given: None)  # the teachers name none
     there = importlib.util.find_spec
@@ -869,7 +880,7 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     built = ["resolve", *dict.fromkeys(map(without_number, keys(values)))]
     others: dict[str, Any] = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED}
     others |= dict.fromkeys(("load_unlabelled", "tokenize_unlabelled", "teacher_outputs"), UNLABELLED)
-    others |= dict.fromkeys(("predict_teacher", "compare_teacher"), TAUGHT)
+    others |= dict.fromkeys(("predict_teacher", "compare_teacher"), TAUGHT) | {"check_teacher": TAUGHT_BY_VERSION}
     assert built == [stage for stage in STAGES if stage not in others]
     for name, given in others.items():
         other = ["resolve", *keys(spelt(base(), given))]

@@ -20,6 +20,7 @@ from training.data.ipc_files import ipc_reader
 from training.data.label_indices import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
+from training.jobs.protocol import Result
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -160,6 +161,35 @@ class HashedRows:
         raise IndexError(position)
 
 
+class RepeatedRows(Result):
+    """The rows of a stored file whose inputs are those of rows of another one."""
+
+    rows: int
+    """All rows of the file."""
+    repeated: int
+    first: str | None
+    """The first column of the first of them, as messages show it."""
+
+
+def find_repeated(earlier: Path, later: Path, inputs: Sequence[StoredColumn]) -> RepeatedRows:
+    """Returns the rows of the later file whose values in these columns are those of a row of the earlier one; both are
+    files of load_data that have the columns."""
+    known = np.concatenate([np.zeros(0, np.uint64), *(hash_rows(block, inputs) for block in _read_blocks(earlier))])
+    rows, repeated, first = 0, 0, None
+    for block in _read_blocks(later):
+        found = np.flatnonzero(np.isin(hash_rows(block, inputs), known))
+        if first is None and len(found):
+            first = shorten(block.column(inputs[0].name)[int(found[0])].as_py())
+        rows, repeated = rows + len(block), repeated + len(found)
+    return RepeatedRows(rows=rows, repeated=repeated, first=first)
+
+
+def _read_blocks(file: Path) -> Iterator[pa.RecordBatch]:
+    with ipc_reader(file, mapped=False) as reader:
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
 class DuplicateTexts(HashedRows):
     """The hashed texts of all splits."""
 
@@ -199,10 +229,8 @@ class DuplicateTexts(HashedRows):
 
     def inputs_of(self, split: str) -> Iterator[tuple[Any, ...]]:
         """Yields the inputs of each row of a split, in order."""
-        with ipc_reader(self._folder / split, mapped=False) as reader:
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                yield from zip(*(batch.column(column.name).to_pylist() for column in self._inputs), strict=True)
+        for batch in _read_blocks(self._folder / split):
+            yield from zip(*(batch.column(column.name).to_pylist() for column in self._inputs), strict=True)
 
     def within(self, split: str) -> Equal | None:
         """Returns the rows whose text is in an earlier row of the split; of rows that may repeat their inputs, those

@@ -1,8 +1,8 @@
 """Hard negatives: documents that are near to a query and do not belong to it, from scores of all documents.
 
-The candidates of a query are the documents of all rows, except those that a row has with the query, whether they belong
-to it or not, and a document that is the query's own text. Documents with equal scores are taken in the order in which
-the rows have them, so the result depends on rows and scores alone.
+The candidates of a query are the documents of all rows, and perhaps those of a corpus, except those that a row has with
+the query, whether they belong to it or not, and a document that is the query's own text. Documents with equal scores
+are taken in the order of the rows and then of the corpus, so the result depends on texts and scores alone.
 
 N rows, Q distinct queries, C distinct documents.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.ipc_files import in_blocks, ipc_writer
+from training.data.ipc_files import CORPUS, in_blocks, ipc_reader, ipc_writer
 from training.data.vectors import rows_at_once
 from training.jobs.protocol import Result
 
@@ -63,12 +63,13 @@ class MineResult(Result):
 
 @dataclass
 class Corpus:
-    """The distinct queries and documents of rows, numbered in the order of the rows."""
+    """The distinct queries and documents of rows, numbered in the order of the rows, and then those of further
+    documents."""
 
     queries: dict[str, int] = field(default_factory=dict)
     documents: dict[str, int] = field(default_factory=dict)
     order: list[tuple[str, bool]] = field(default_factory=list)
-    """Each of these texts with whether it is a document, in the order of the rows: rows that are appended change no
+    """Each text of the rows with whether it is a document, in the order of the rows: rows that are appended change no
     earlier place."""
     judged: list[dict[int, bool]] = field(default_factory=list)
     """Of each query the documents that a row has with it, and whether one says that they belong to it."""
@@ -89,6 +90,25 @@ class Corpus:
                 number = corpus.documents[document]
                 of_query[number] = belongs or of_query.get(number, False)
         return corpus
+
+    def add_documents(self, texts: Sequence[str]) -> list[int]:
+        """Adds documents that no row has. Returns the places of those that are new among the texts."""
+        new = []
+        for place, text in enumerate(texts):
+            if text not in self.documents:
+                self.documents[text] = len(self.documents)
+                new.append(place)
+        return new
+
+
+def read_documents(data: Path) -> list[str]:
+    """The distinct texts of data.corpus in the folder of load_data, in their order; none without the file."""
+    file = data / f"{CORPUS}.arrow"
+    if not file.is_file():
+        return []
+    with ipc_reader(file, mapped=False) as reader:
+        blocks = (reader.get_batch(number).column(0).to_pylist() for number in range(reader.num_record_batches))
+        return list(dict.fromkeys(text for block in blocks for text in block))
 
 
 @dataclass(frozen=True)

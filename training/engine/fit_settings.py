@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from training.jobs.protocol import NotInKey, Result, Settings, TaskSettings
-from training.recipe.fields import ResolvedCompute, Training
+from training.recipe.fields import ResolvedCompute
+from training.recipe.training_fields import Training
 
 
 class HubModel(Settings):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training.engine.fit_settings import FitSettings
     from training.models.weights import Fit
     from training.recipe import Training
-    from training.recipe.fields import Teacher
+    from training.recipe.training_fields import Teacher
     from training.task_types.task_type import Loss
 
 

@@ -23,7 +23,7 @@ from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
 from training.models.weights import Fit, compare, head_problem, new_head_problem
 from training.problems import Problem, UserError, collected
-from training.recipe.fields import Lora
+from training.recipe.training_fields import Lora
 from training.task_types.task_type import BaseReference
 
 if TYPE_CHECKING:

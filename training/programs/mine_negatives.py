@@ -1,7 +1,8 @@
 """The program that finds hard negatives by embeddings: `python -m training.programs.mine_negatives JOB`, usually
 through `accelerate launch`.
 
-inputs     data (train.arrow), model and tokenizer (folders of a model of embeddings)
+inputs     data (train.arrow; with num_candidates also the evaluated splits, with corpus corpus.arrow), model and
+           tokenizer (folders of a model of embeddings)
 settings   MineSettings, below
 output     train.arrow: the rows with their negatives
 result     training.data.hard_negatives.MineResult
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training import task_types
-from training.data.hard_negatives import MineResult, QueryRows, find_candidates, find_negatives
+from training.data.hard_negatives import MineResult, QueryRows, find_candidates, find_negatives, read_documents
 from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_blocks, read_block
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
@@ -60,7 +61,8 @@ class MineSettings(TaskSettings):
 
 
 def main(job_dir: Path, job: Job, events: Events) -> MineResult:
-    """Embeds the queries and documents of the training rows, and adds near documents to the rows."""
+    """Embeds the queries and documents of the training rows, and further documents, and adds near documents to the
+    rows."""
     from training.distributed import ranks
 
     device = ranks.join_group()
@@ -70,7 +72,9 @@ def main(job_dir: Path, job: Job, events: Events) -> MineResult:
     files = [file for split in ("validation", "test", "train") if (file := _rows_of(job, split)).is_file()]
     by_file = {file: QueryRows.read(task_type, file) for file in files}
     texts = [text for rows in by_file.values() for text in rows.corpus.order]
-    vectors, embedded = embed(texts, job_dir, job, settings, events, device)
+    further = read_documents(Path(job.inputs["data"]))
+    groups = texts, [(text, True) for text in further]
+    vectors, embedded = embed(groups, job_dir, job, settings, events, device)
     ranks.leave_group()
     if vectors is None:
         return MineResult(rows=0, negatives=0, without=0)  # of another rank, which is not read
@@ -83,7 +87,11 @@ def main(job_dir: Path, job: Job, events: Events) -> MineResult:
         order = rows.corpus.order
         own, is_document = vectors[start : start + len(order)], np.array([document for _, document in order], np.bool_)
         start += len(order)
-        scores = partial(_products, own[~is_document], own[is_document].T)
+        queries, documents = own[~is_document], own[is_document]
+        if file.stem == "train":
+            new = rows.corpus.add_documents(further)
+            documents = np.concatenate([documents, vectors[len(texts) :][new]])
+        scores = partial(_products, queries, documents.T)
         if file.stem == "train":
             found = find_negatives(rows.corpus, scores, chosen, report)
             result = rows.write(found, chosen.num_negatives, job_dir / OUTPUT / file.name)
@@ -107,7 +115,7 @@ def _products(
 
 
 def embed(
-    texts: Sequence[tuple[str, bool]],
+    groups: Sequence[Sequence[tuple[str, bool]]],
     job_dir: Path,
     job: Job,
     settings: MineSettings,
@@ -115,7 +123,8 @@ def embed(
     device: torch.device,
 ) -> tuple[npt.NDArray[np.float32] | None, int]:
     """The embeddings of the texts, each with whether it is a document, (M, D) of length 1 on rank 0, None on others;
-    and the number of texts that were embedded now, not by an earlier job."""
+    and the number of texts that were embedded now, not by an earlier job. A block has texts of one group, so a text
+    that is appended to a group changes no block of the others."""
     from training.batching.batches import TokenRows
     from training.engine.inference import predict
     from training.models import loading
@@ -124,7 +133,7 @@ def embed(
     folder, tokenizer_folder = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     task_type = task_types.load(settings.model.task, settings.model.options)
     assert isinstance(task_type, TextEmbedding)
-    blocks = _tokenize(task_type, load_encoder(tokenizer_folder, folder, settings.max_length), texts, events)
+    blocks = _tokenize(task_type, load_encoder(tokenizer_folder, folder, settings.max_length), groups, events)
     tokenizer = loading.load_tokenizer(tokenizer_folder, folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     batch_size, done = -(-TEXTS_AT_ONCE // settings.micro_batch_divisor), 0
@@ -140,7 +149,7 @@ def embed(
     def compute(number: int) -> pa.Table | None:
         nonlocal done
         rows = TokenRows(blocks[number].tokens)
-        report = progress_of_rows(events, "train", number * ROWS_IN_BLOCK, len(texts))
+        report = progress_of_rows(events, "train", int(blocks[number].places.min()), sum(map(len, groups)))
         found = predict(
             task_type, load_network().to(device), rows, collate, batch_size, settings.mixed_precision, report
         )
@@ -174,14 +183,14 @@ class TokenBlock:
 
 
 def _tokenize(
-    task_type: TextEmbedding, encoder: Encoder, texts: Sequence[tuple[str, bool]], events: Events
+    task_type: TextEmbedding, encoder: Encoder, groups: Sequence[Sequence[tuple[str, bool]]], events: Events
 ) -> list[TokenBlock]:
     """The tokens of the texts with their prompts: queries by that of the task type's first column, documents by that of
     its second one."""
-    blocks, columns = list[TokenBlock](), [*task_type.own_prompts][:2]
-    for start in range(0, len(texts), ROWS_IN_BLOCK):
-        events.progress(phase="tokenize", done=start, total=len(texts))
-        of_block, parts, places = texts[start : start + ROWS_IN_BLOCK], list[pa.RecordBatch](), list[int]()
+    blocks, columns, start = list[TokenBlock](), [*task_type.own_prompts][:2], 0
+    for of_block in (group[at : at + ROWS_IN_BLOCK] for group in groups for at in range(0, len(group), ROWS_IN_BLOCK)):
+        events.progress(phase="tokenize", done=start, total=sum(map(len, groups)))
+        parts, places = list[pa.RecordBatch](), list[int]()
         for column, wanted in zip(columns, (False, True), strict=True):
             chosen = [place for place, (_, is_document) in enumerate(of_block) if is_document == wanted]
             if chosen:
@@ -189,6 +198,7 @@ def _tokenize(
                 parts.append(task_type.features(encoder, rows).rows)
                 places += chosen
         blocks.append(TokenBlock(pa.Table.from_batches(parts).combine_chunks(), start + np.array(places)))
+        start += len(of_block)
     return blocks
 
 

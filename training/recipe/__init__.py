@@ -1,6 +1,7 @@
 """The recipe: what the user writes, and how a file or mapping becomes one.
 
-fields.py data_fields.py            the sections, field by field; a mixture of sets of rows
+fields.py                           the sections, field by field
+data_fields.py training_fields.py   the sections data, with mixtures, and training, with LoRA and a teacher
 row_split.py                        the section data.split, with its times and durations
 field_types.py                      the types that fields share; fields by their dotted names
 tables/                             allowed names, one table a concept: metrics, optimizers, checks, …
@@ -27,13 +28,11 @@ from training.recipe.fields import (
     Evaluation,
     Gate,
     Hub,
-    Lora,
     Model,
     Recipe,
     Release,
     ResolvedCompute,
     Tokens,
-    Training,
 )
 from training.recipe.overrides import ENTRYPOINT, SWEEP_ENTRYPOINT, parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
@@ -42,6 +41,7 @@ from training.recipe.sweep import Parameter, Sweep, grid_values, is_whole, load_
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import more_is_better
 from training.recipe.tables.row_checks import Level
+from training.recipe.training_fields import Lora, Training
 from training.recipe.validation import load, parse
 
 __all__ = [

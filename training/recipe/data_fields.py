@@ -175,6 +175,8 @@ class Negatives(Section):
     be above)."""
     relative_margin: float | None = Field(default=None, ge=0, le=1)
     """The same as a share of the positive's score: 0.05 takes documents of at most 95 % of it (null: none)."""
+    corpus: bool = False
+    """Whether the documents of data.corpus are looked at too, beside those of the training rows."""
     num_candidates: int | None = Field(default=None, ge=2, le=1000)
     """For reranking: the documents of a query of validation and test become the nearest so many of all documents of the
     split, so that figures are those of this search with the reranker after it. A relevant document that the search
@@ -184,6 +186,11 @@ class Negatives(Section):
     def splits(self) -> tuple[str, ...]:
         """The splits whose rows get documents."""
         return ("train",) if self.num_candidates is None else ("train", *EVALUATED)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of load_data with the rows, and with further documents."""
+        return tuple(f"{name}.arrow" for name in (*self.splits, *(["corpus"] if self.corpus else [])))
 
 
 class Data(_Rows):

@@ -31,6 +31,15 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
         return node
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """The text; JSON's two escapes of one character, as in `"\\ud83d\\ude42"`, are that character."""
+        text = super().construct_scalar(node)
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            message = f"{text!r} has half a character"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         for index, key in enumerate(names):

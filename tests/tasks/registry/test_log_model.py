@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -14,16 +15,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.cache.results import Champion
+from tasks.cache import store
+from tasks.cache.results import Artifact, Champion
 from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
+from tasks.registry.log_model import share_weights
+from tasks.registry.versions import WEIGHTS_TAG
 from tasks.tracking.connection import connect, find_or_create_run
 from tests.fork_server import call
+from tests.made import artifact
 from tests.training import tiny
 from training.data.ipc_files import ipc_writer
 from training.jobs.program import run_program
 from training.jobs.protocol import Job, Outcome, read_outcome, sha256
 from training.models.repository_files import part_of
+from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.task_types.task_type import TaskType
 
@@ -36,6 +42,7 @@ class Unpiped(SequenceClassification):
     same_served = TaskType.same_served
 
 
+WEIGHTS = "model.safetensors"
 VERSION = Champion(name="pairs", version="1", model="m" * 40, max_length=32)
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 
@@ -118,6 +125,8 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     assert outcome(world / "logged").result == {"version": "1"}
     (version,) = client.search_model_versions("name = 'pairs'")
     assert version.tags == {"made": "logged"}
+    copies = [*(tracked / "mlartifacts").rglob("*.safetensors")]
+    assert len(copies) == 3 and all(copy.samefile(world / "model" / copy.name) for copy in copies)
     # A training that starts from it reads the bytes that a training from the folder reads.
     for part, folder in fetch_folders(Work("start", tmp_path, "run"), VERSION, "model.path").items():
         names = {file.name for file in (world / "model").iterdir() if part_of(file.name) == part}
@@ -132,3 +141,57 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     found = json.loads((world / "found.json").read_text())
     assert likeliest == [max(one, key=one.__getitem__) for one in found]
     assert [*tracked.rglob("pyfunc_model.py")] and not [*tracked.rglob("*.pkl")]
+
+    weights = world / "model" / WEIGHTS
+    client.set_model_version_tag("pairs", "1", WEIGHTS_TAG, json.dumps({WEIGHTS: sha256(weights)}))
+    fetch_folders(Work("intact", tmp_path, "run"), VERSION, "model.path")
+    with weights.open("r+b") as file:  # MLflow's file is the same
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    with pytest.raises(UserError, match=f"is damaged in MLflow: {WEIGHTS} has changed since it was registered"):
+        fetch_folders(Work("damaged", tmp_path, "run"), VERSION, "model.path")
+
+
+def share(home: Path, copied: bytes = b"weights", location: str = "mlflow-artifacts:/e/m") -> tuple[Artifact, Path]:
+    """Weights in an artifact, and the copy of MLflow after it may have become a link."""
+    stored = artifact("fit", {f"model/{WEIGHTS}": b"weights"})
+    copy = home / "mlartifacts" / "e" / "m" / "model" / WEIGHTS
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(copied)
+    share_weights(location, stored.path / "model", home / "aside")
+    assert not (home / "aside").exists()
+    return stored, copy
+
+
+@pytest.mark.parametrize("location", ["mlflow-artifacts:/e/m", "file://{home}/mlartifacts/e/m"])
+def test_weights_are_stored_once_and_either_file_may_be_removed(home: Path, location: str) -> None:
+    stored, copy = share(home, location=location.format(home=home))
+    assert copy.samefile(stored.path / "model" / WEIGHTS)
+    assert store.find("fit", stored.key) == stored
+    shutil.rmtree(stored.path)
+    assert copy.read_bytes() == b"weights"
+    again, _ = artifact("fit", {f"model/{WEIGHTS}": b"weights"}), copy.unlink()
+    assert store.find("fit", again.key) == again
+
+
+def test_weights_that_are_changed_in_place_by_mlflows_name_are_noticed_in_the_artifact(home: Path) -> None:
+    stored, copy = share(home)
+    assert store.find("fit", stored.key) == stored
+    copy.write_bytes(b"Weights")
+    with pytest.raises(store.Damaged, match="has changed"):
+        store.find("fit", stored.key)
+
+
+@pytest.mark.parametrize(
+    ("copied", "location"),
+    [
+        (b"others!", "mlflow-artifacts:/e/m"),
+        (b"weights", "s3://bucket/e/m"),
+        (b"weights", "file:///elsewhere/e/m"),
+        (b"weights", "mlflow-artifacts:/../artifacts"),
+    ],
+)
+def test_other_bytes_and_other_places_are_left_as_they_are(home: Path, copied: bytes, location: str) -> None:
+    stored, copy = share(home, copied, location)
+    assert copy.read_bytes() == copied and copy.stat().st_nlink == 1
+    assert (stored.path / "model" / WEIGHTS).stat().st_nlink == 1

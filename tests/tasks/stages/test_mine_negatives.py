@@ -96,6 +96,40 @@ def test_an_appended_row_embeds_its_own_block_and_other_settings_embed_none(forw
     assert output("without blocks") == bytes_with_blocks
 
 
+def write_corpus(texts: list[str]) -> Artifact:
+    """The rows with these further documents."""
+    write_arrow(DATA.path / "corpus.arrow", pa.table({"positive": texts}))
+    return DATA.model_copy(update={"parts": {**DATA.parts, "corpus.arrow": f"{len(texts)} texts"}})
+
+
+@pytest.mark.parametrize("source", ["base", "bm25"])
+def test_further_documents_are_negatives_too_and_are_embedded_in_blocks_of_their_own(
+    source: str, forwards: Forwards
+) -> None:
+    chosen = {"negatives": {"source": source, "corpus": True}, "data.corpus": "passages.jsonl"}
+    further = [f"{text} {text}" for text in TEXTS[:20]]
+
+    def mined(key: str, *appended: str) -> dict[str, Any]:
+        data = write_corpus([TEXTS[0], *further, *appended])  # the first one is that of a row
+        work = Work(key, home_folder() / "artifacts/mine_negatives" / key, "run", (), "mine_negatives")
+        work.out.mkdir(parents=True, exist_ok=True)
+        model = MODEL if source == "base" else None
+        result: dict[str, Any] = mine_negatives.make(work, recipe(**chosen), Lock(), data, model)
+        return result
+
+    write_train(pairs(4))
+    first = mined("first")
+    rows = read_arrow(home_folder() / "artifacts/mine_negatives/first/train.arrow").to_pylist()
+    negatives = {text for row in rows for text in row["negatives"]}
+    assert negatives & {*further} and negatives <= {*further, TEXTS[0], *(positive for _, positive in pairs(4))}
+    assert not [row for row in rows if {row["anchor"], row["positive"]} & {*row["negatives"]}]
+    if source == "base":
+        assert first["texts"] == 8 + 21 and forwards.taken() == [8, BLOCK, 5]
+        write_train(pairs(5))
+        assert mined("appended row")["embedded"] == 10 and forwards.taken() == [10]
+        assert mined("appended document", "another one")["embedded"] == 6 and forwards.taken() == [6]
+
+
 def test_a_damaged_block_is_embedded_again_with_a_warning(forwards: Forwards) -> None:
     write_train(pairs(12))
     mine("first")

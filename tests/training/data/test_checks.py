@@ -59,8 +59,8 @@ def texts(folder: Path, split: str = "train") -> list[str]:
 def test_every_check_has_a_level_and_every_level_a_check() -> None:
     of_leakage = {*SHARED_TEXT_CHECKS, *SIGN_CHECKS, *GROUP_CHECKS}
     of_splits = {*SPLIT_CHECKS, *of_leakage, *SET_CHECKS, "missing_group", "missing_time", "unmatched_corrections"}
-    by_tokenizer = {"refused_by_template", "truncated"}
-    assert {*FOUND_WHILE_READING, *ROW_CHECKS, *ROW_REMARKS, *of_splits, *by_tokenizer} == set(LEVELS)
+    by_tokenizer, of_teacher = {"refused_by_template", "truncated"}, {"teacher_rows"}
+    assert {*FOUND_WHILE_READING, *ROW_CHECKS, *ROW_REMARKS, *of_splits, *by_tokenizer, *of_teacher} == set(LEVELS)
     assert set(ROW_CHECKS) < set(LEAVES_OUT) < set(LEVELS)
 
 

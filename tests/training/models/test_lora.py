@@ -32,7 +32,7 @@ from training.jobs.protocol import read_outcome
 from training.models import adapters
 from training.models.loading import load_for_training, load_tokenizer
 from training.recipe import Training, parse
-from training.recipe.fields import Lora
+from training.recipe.training_fields import Lora
 
 # 150 rows: 19 steps in each of two epochs. Dropout in the layers and before the adapters; the best model is loaded at
 # the end.

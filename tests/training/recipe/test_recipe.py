@@ -525,6 +525,8 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
         ({"data.negatives.source": "base",
           "model": {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 99}}}, "data.negatives.source",
          "'base' would be random weights with model.source scratch: choose from bm25, registry"),
+        ({"data.negatives.corpus": True}, "data.negatives.corpus",
+         "takes documents of data.corpus, which names none: name their file there, or set this to false."),
         ({"data.negatives.path": "found/1"}, "data.negatives.path",
          "'found/1' is for `source: registry` only; with bm25, set it"),
         ({"data.negatives.source": "registry"}, "data.negatives.path",

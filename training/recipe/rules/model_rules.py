@@ -102,6 +102,9 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield where, f"is missing: `source: registry` needs {_PATHS['registry']}."
     else:
         yield from _version_name(written, where)
+    if written["data.negatives.corpus"] and written["data.corpus"] is None:
+        message = "takes documents of data.corpus, which names none: name their file there, or set this to false."
+        yield "data.negatives.corpus", message
     if written["data.negatives.num_candidates"] is not None:
         where = "data.negatives.num_candidates"
         if not task_type_of(written).takes_candidates:

@@ -49,6 +49,8 @@ LEVELS: dict[str, Level] = {
     # Found between the sets of a mixture:
     "disjoint_labels": "error",
     "different_labels": "warning",
+    # Found by comparing with the rows of a teacher:
+    "teacher_rows": "warning",  # evaluated rows that training.teacher was trained on
     # Found by the model's chat template, and when texts become tokens:
     "refused_by_template": "error",  # conversations that the chat template cannot write
     "truncated": "warning",  # texts of more tokens than tokens.max_length, which are cut
@@ -57,6 +59,10 @@ LEVELS: dict[str, Level] = {
 
 REFUSED_BY_TEMPLATE = "refused_by_template"
 """At error, tokenize refuses such rows. At another level, load_data renders each row and leaves these out."""
+
+TEACHER_ROWS = "teacher_rows"
+OF_LATER_STAGES = ("truncated", TEACHER_ROWS)
+"""Checks that load_data has no part in."""
 
 ALWAYS_ERRORS = ("no_rows", "single_label")
 """Checks that the recipe cannot change: without them nothing can be trained or evaluated."""

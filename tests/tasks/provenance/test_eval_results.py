@@ -12,30 +12,32 @@ import yaml
 from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
 from tasks.cache.results import Lock, PinnedCommit
-from tasks.ledgers.eval_results import build_eval_results
+from tasks.provenance.eval_results import build_eval_results
 from tests.made import LABELS, ROWS, artifact
 from training.recipe import parse
 
 ON_HUB = Lock(data_hub=PinnedCommit(name="stanfordnlp/imdb@main", commit="d" * 40))
+METRICS = ["accuracy", "log_loss", "mae"]
 WHOLE = {"held_out": {}, "left_out": {"test": 0}, "filtered": {"test": 0}}
 
 
 def build(
-    lock: Lock = ON_HUB, report: dict[str, Any] = WHOLE, value: float = 0.8, **data: Any
+    lock: Lock = ON_HUB, report: dict[str, Any] = WHOLE, value: float = 0.8, metric: str = "accuracy", **data: Any
 ) -> EvalResultEntry | None:
-    """The result of a model whose accuracy is `value`, as the Hub's client reads it."""
+    """The result of a model that is judged by a metric whose value is `value`, as the Hub's client reads it."""
     recipe = parse(
         {
             "name": "reviews",
             "task": "sequence-classification",
             "data": {"source": "hub", "path": "stanfordnlp/imdb", "text": ["text"], "label": "label", **data},
             "model": {"source": "hub", "path": "me/base"},
-            "evaluation": {"splits": ["validation", "test"], "metrics": ["accuracy", "f1"]},
+            "evaluation": {"splits": ["validation", "test"], "metrics": METRICS},
+            "release": {"gate": {"compare": metric}},
         }
     )
     rows = artifact("load_data", {"labels.json": LABELS, "log/report.json": json.dumps(report).encode()}, ROWS)
     interval = {"low": 0.7, "high": 0.9}
-    scores = {split: {name: {"value": value, **interval} for name in ("accuracy", "f1")} for split in ("test", "train")}
+    scores = {split: {name: {"value": value, **interval} for name in METRICS} for split in ("test", "train")}
     text = build_eval_results(recipe, lock, rows, artifact("score", {"metrics.json": b"{}"}, scores))
     if text is None:
         return None
@@ -69,3 +71,10 @@ def test_a_split_has_its_name_on_the_hub_and_one_that_is_trained_on_gives_no_res
     named = build(splits={"train": "train", "validation": "extra", "test": "validation"})
     assert named is not None and named.notes is not None and named.notes.startswith("accuracy on validation,")
     assert build(splits={"train": "test", "validation": "extra", "test": "test"}) is None
+
+
+@pytest.mark.parametrize("metric", ["log_loss", "mae"])
+def test_a_metric_for_which_lower_is_better_gives_no_result_because_leaderboards_list_the_highest_values_first(
+    home: Path, metric: str
+) -> None:
+    assert build(metric=metric) is None

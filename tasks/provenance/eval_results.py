@@ -1,7 +1,8 @@
 """Evaluation results of a published model as the Hub reads them (`.eval_results/`): its judged metric on a dataset.
 
-The Hub shows it on the model's page, and in the dataset's leaderboard if there is one. The card's `model-index` has all
-metrics of all splits.
+The Hub shows it on the model's page, and in the dataset's leaderboard if there is one. The format has neither the name
+of a metric nor its direction (https://huggingface.co/docs/hub/eval-results), and a leaderboard lists the highest values
+first. The card's `model-index` has all metrics of all splits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tasks.reports.row_reports import read_report
 from training.data.load_rows import LoadDataResult
 from training.evaluation.scores import SplitScores
 from training.recipe import Recipe
+from training.recipe.tables.metrics import more_is_better
 
 DEFAULT_TASK = "default"
 """The task of a dataset without subsets."""
@@ -23,12 +25,15 @@ DEFAULT_TASK = "default"
 def build_eval_results(
     recipe: Recipe, lock: Lock, data: Artifact[LoadDataResult], scores: Artifact[SplitScores]
 ) -> str | None:
-    """The content of the file; None unless the judged split is a whole split of one dataset of the Hub. The value of
-    held-out or filtered rows would not be comparable with those of other models."""
+    """The content of the file; None unless the judged split is a whole split of one dataset of the Hub, and a higher
+    value of the metric is better. The value of held-out or filtered rows would not be comparable with those of other
+    models, and one for which lower is better would put the worst model first."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     split, metric, on_hub = recipe.judged_split, recipe.compared_by, find_hub_split(recipe)
     score = scores.result.get(split, {}).get(metric)
+    if metric in recipe.less_is_better or not more_is_better(metric):
+        return None
     if lock.data_hub is None or recipe.data.limit is not None or on_hub is None or score is None:
         return None
     report = read_report(data.path)
