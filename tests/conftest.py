@@ -106,6 +106,16 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def prefect_prints() -> Iterator[None]:
+    """A command that a test calls in this process silences Prefect's log by variables, which later processes would
+    inherit."""
+    before = {name for name in os.environ if name.startswith("PREFECT_LOGGING_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("PREFECT_LOGGING_") and name not in before]:
+        del os.environ[name]
+
+
 @pytest.fixture
 def model_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process start no program that checks the model, which takes seconds."""
