@@ -18,7 +18,16 @@ from tests.arrow import read_arrow, write_arrow
 from tests.task_types import make_world as world_of_task
 from tests.task_types import recipe_of, write_fit_job
 from tests.training import tiny
-from tests.training.forks import assert_resumes, assert_same_losses, curve, finish, weights
+from tests.training.forks import assert_resumes, curve, finish, weights
+from tests.training.taught import (
+    WriteJob,
+    assert_killed_ends_with_the_same_bytes,
+    assert_same_losses_everywhere,
+    losses,
+    with_teacher,
+    without_dropout,
+    write_outputs,
+)
 from training.data import folds
 from training.jobs.protocol import Job
 from training.models.loading import load_trained
@@ -26,21 +35,6 @@ from training.task_types import load
 
 TEACHER = {"teacher": {"source": "folder", "path": "big", "temperature": 2.0, "weight": 0.7}}
 STEPS = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "logging_steps": 1}
-
-
-def with_teacher(job_dir: Path, outputs: Path) -> Path:
-    """The job with the outputs of a teacher among its inputs."""
-    job = Job.read(job_dir)
-    job.model_copy(update={"inputs": {**job.inputs, "teacher": str(outputs)}}).write(job_dir)
-    return job_dir
-
-
-def write_outputs(folder: Path, sizes: list[int]) -> Path:
-    """Outputs that are drawn, of each row so many."""
-    draw = np.random.default_rng(5)
-    rows = [draw.normal(size=size).astype(np.float32) for size in sizes]
-    write_arrow(folder / "train.arrow", pa.table({"teacher": pa.array(rows, pa.list_(pa.float32()))}))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -58,49 +52,25 @@ def quiet(world: Path) -> str:
     return base.name
 
 
-def without_dropout(file: Path) -> None:
-    """Turns dropout off in the config of a model."""
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    file.write_text(json.dumps(json.loads(file.read_text()) | still))
+@pytest.fixture
+def write(world: Path, quiet: str, outputs: Path) -> WriteJob:
+    def write(job_dir: Path, teacher: dict[str, Any] | None = None, **given: Any) -> Path:
+        taught = {"teacher": teacher} if teacher else {}
+        job_dir = tiny.fit_job(world, job_dir, base=quiet, **{**STEPS, **taught, **given})
+        return with_teacher(job_dir, outputs) if teacher else job_dir
 
-
-def losses(job_dir: Path) -> list[float]:
-    return [point["train_loss"] for point in curve(job_dir).values() if "train_loss" in point]
+    return write
 
 
 def test_a_killed_training_with_a_teacher_ends_with_the_same_bytes(world: Path, outputs: Path, tmp_path: Path) -> None:
-    jobs = [
-        with_teacher(
-            tiny.fit_job(world, tmp_path / name, **STEPS, **TEACHER, checkpoint_interval_s=0.05),
-            outputs,
-        )
-        for name in ("undisturbed", "killed")
-    ]
-    assert finish(jobs[0]).state == "finished"
-    assert_resumes(jobs[1], jobs[0], after=2)
+    def with_dropout(job_dir: Path, **given: Any) -> Path:
+        return with_teacher(tiny.fit_job(world, job_dir, **STEPS, **given), outputs)
+
+    assert_killed_ends_with_the_same_bytes(with_dropout, TEACHER["teacher"], tmp_path)
 
 
-def test_processes_and_engines_and_divided_batches_have_the_same_losses(
-    world: Path, quiet: str, outputs: Path, tmp_path: Path
-) -> None:
-    def run(name: str, processes: int = 1, division: int = 1, **changes: Any) -> Path:
-        settings: dict[str, Any] = {**STEPS, **TEACHER, "base": quiet, **changes}
-        job_dir = tiny.fit_job(world, tmp_path / name, processes=processes, division=division, **settings)
-        assert finish(with_teacher(job_dir, outputs)).state == "finished"
-        return job_dir
-
-    one = run("one", gradient_accumulation_steps=6)
-    two = run("two", processes=2)
-    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
-    assert_same_losses(run("divided", gradient_accumulation_steps=6, division=2), one)
-    assert losses(run("loop", gradient_accumulation_steps=6, engine="accelerate")) == pytest.approx(
-        losses(one), abs=1e-5
-    )
-    without = tiny.fit_job(world, tmp_path / "without", base=quiet, **STEPS | {"gradient_accumulation_steps": 6})
-    assert finish(without).state == "finished"
-    assert losses(without) != pytest.approx(losses(one), abs=1e-2)
-    untaught = run("untaught", gradient_accumulation_steps=6, teacher={**TEACHER["teacher"], "weight": 0.0})
-    assert losses(untaught) == pytest.approx(losses(without), abs=1e-5)
+def test_processes_and_engines_and_divided_batches_have_the_same_losses(write: WriteJob, tmp_path: Path) -> None:
+    assert_same_losses_everywhere(write, TEACHER["teacher"], tmp_path)
 
 
 def test_the_rows_of_a_fold_keep_their_own_outputs(world: Path, outputs: Path, tmp_path: Path) -> None:

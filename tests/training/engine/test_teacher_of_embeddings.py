@@ -11,8 +11,15 @@ import pytest
 from tests.arrow import read_arrow
 from tests.task_types import build_world, paired, recipe_of, write_fit_job, write_rows
 from tests.training import programs_here
-from tests.training.engine.test_teacher import losses, with_teacher, without_dropout, write_outputs
-from tests.training.forks import assert_resumes, finish
+from tests.training.forks import finish
+from tests.training.taught import (
+    WriteJob,
+    assert_killed_ends_with_the_same_bytes,
+    assert_same_losses_everywhere,
+    with_teacher,
+    without_dropout,
+    write_outputs,
+)
 from tests.training.tiny import export_untrained
 from training.programs import teacher_outputs
 
@@ -46,41 +53,26 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return loss, world
 
 
-def run(taught: tuple[str, Path], job_dir: Path, processes: int = 1, division: int = 1, **training: Any) -> Path:
-    """A finished training with the teacher."""
+@pytest.fixture
+def write(taught: tuple[str, Path]) -> WriteJob:
     loss, world = taught
-    values = recipe(world, loss, processes, **{"teacher": TEACHER, **training})
-    made = write_fit_job(values, world, job_dir, micro_batch_divisor=division)
-    outcome = finish(with_teacher(made, world / "outputs/output"))
-    assert outcome.state == "finished", outcome
-    return job_dir
+
+    def write(
+        job_dir: Path, processes: int = 1, division: int = 1, teacher: dict[str, Any] | None = None, **training: Any
+    ) -> Path:
+        values = recipe(world, loss, processes, **({"teacher": teacher} if teacher else {}), **training)
+        job_dir = write_fit_job(values, world, job_dir, micro_batch_divisor=division)
+        return with_teacher(job_dir, world / "outputs/output") if teacher else job_dir
+
+    return write
 
 
-def test_processes_and_engines_and_divided_batches_have_the_same_losses(
-    taught: tuple[str, Path], tmp_path: Path
-) -> None:
-    one = run(taught, tmp_path / "one", gradient_accumulation_steps=6)
-    assert losses(run(taught, tmp_path / "two", processes=2)) == pytest.approx(losses(one), abs=1e-5)
-    divided = run(taught, tmp_path / "divided", division=2, gradient_accumulation_steps=6)
-    assert losses(divided) == pytest.approx(losses(one), rel=1e-4)
-    loop = run(taught, tmp_path / "loop", gradient_accumulation_steps=6, engine="accelerate")
-    assert losses(loop) == pytest.approx(losses(one), abs=1e-5)
-    untaught = run(taught, tmp_path / "untaught", gradient_accumulation_steps=6, teacher={**TEACHER, "weight": 0.0})
-    assert losses(untaught) != pytest.approx(losses(one), abs=1e-2)
-    loss, world = taught
-    plain = write_fit_job(recipe(world, loss, gradient_accumulation_steps=6), world, tmp_path / "plain")
-    assert finish(plain).state == "finished"
-    assert losses(untaught) == pytest.approx(losses(plain), abs=1e-5)
+def test_processes_and_engines_and_divided_batches_have_the_same_losses(write: WriteJob, tmp_path: Path) -> None:
+    assert_same_losses_everywhere(write, TEACHER, tmp_path, evaluates_alike=False)
 
 
-def test_a_killed_training_with_vectors_ends_with_the_same_bytes(taught: tuple[str, Path], tmp_path: Path) -> None:
-    loss, world = taught
-    jobs = []
-    for name in ("undisturbed", "killed"):
-        values = recipe(world, loss, teacher=TEACHER, checkpoint_interval_s=0.05)
-        jobs.append(with_teacher(write_fit_job(values, world, tmp_path / name), world / "outputs/output"))
-    assert finish(jobs[0]).state == "finished"
-    assert_resumes(jobs[1], jobs[0], after=2)
+def test_a_killed_training_with_vectors_ends_with_the_same_bytes(write: WriteJob, tmp_path: Path) -> None:
+    assert_killed_ends_with_the_same_bytes(write, TEACHER, tmp_path)
 
 
 def test_vectors_of_another_width_are_refused_with_the_way_out(taught: tuple[str, Path], tmp_path: Path) -> None:

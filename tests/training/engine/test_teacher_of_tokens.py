@@ -10,8 +10,12 @@ import pytest
 
 from tests.task_types import TINY, make_world, recipe_of, write_fit_job
 from tests.training import programs_here
-from tests.training.engine.test_teacher import losses, with_teacher
-from tests.training.forks import assert_resumes, assert_same_losses, finish
+from tests.training.taught import (
+    WriteJob,
+    assert_killed_ends_with_the_same_bytes,
+    assert_same_losses_everywhere,
+    with_teacher,
+)
 from tests.training.tiny import export_untrained
 from training.programs import teacher_tokens
 
@@ -40,37 +44,23 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return task, world
 
 
-def run(taught: tuple[str, Path], job_dir: Path, processes: int = 1, division: int = 1, **training: Any) -> Path:
-    """A finished training with the teacher."""
+@pytest.fixture
+def write(taught: tuple[str, Path]) -> WriteJob:
     task, world = taught
-    values = recipe(task, world, processes, **{"teacher": TEACHER, **training})
-    made = write_fit_job(values, world, job_dir, micro_batch_divisor=division)
-    assert finish(with_teacher(made, world / "outputs/output/train")).state == "finished"
-    return job_dir
+
+    def write(
+        job_dir: Path, processes: int = 1, division: int = 1, teacher: dict[str, Any] | None = None, **training: Any
+    ) -> Path:
+        values = recipe(task, world, processes, **({"teacher": teacher} if teacher else {}), **training)
+        job_dir = write_fit_job(values, world, job_dir, micro_batch_divisor=division)
+        return with_teacher(job_dir, world / "outputs/output/train") if teacher else job_dir
+
+    return write
 
 
-def test_processes_and_engines_and_divided_batches_have_the_same_losses(
-    taught: tuple[str, Path], tmp_path: Path
-) -> None:
-    one = run(taught, tmp_path / "one", gradient_accumulation_steps=6)
-    assert losses(run(taught, tmp_path / "two", processes=2)) == pytest.approx(losses(one), abs=1e-5)
-    assert_same_losses(run(taught, tmp_path / "divided", division=2, gradient_accumulation_steps=6), one)
-    loop = run(taught, tmp_path / "loop", gradient_accumulation_steps=6, engine="accelerate")
-    assert losses(loop) == pytest.approx(losses(one), abs=1e-5)
-    untaught = run(taught, tmp_path / "untaught", gradient_accumulation_steps=6, teacher={**TEACHER, "weight": 0.0})
-    assert losses(untaught) != pytest.approx(losses(one), abs=1e-2)
-    task, world = taught
-    plain = write_fit_job(recipe(task, world, gradient_accumulation_steps=6), world, tmp_path / "plain")
-    assert finish(plain).state == "finished"
-    assert losses(untaught) == pytest.approx(losses(plain), abs=1e-5)
+def test_processes_and_engines_and_divided_batches_have_the_same_losses(write: WriteJob, tmp_path: Path) -> None:
+    assert_same_losses_everywhere(write, TEACHER, tmp_path)
 
 
-def test_a_killed_training_with_a_teacher_ends_with_the_same_bytes(taught: tuple[str, Path], tmp_path: Path) -> None:
-    task, world = taught
-    jobs = []
-    for name in ("undisturbed", "killed"):
-        values = recipe(task, world, teacher=TEACHER, checkpoint_interval_s=0.05)
-        job = write_fit_job(values, world, tmp_path / name)
-        jobs.append(with_teacher(job, world / "outputs/output/train"))
-    assert finish(jobs[0]).state == "finished"
-    assert_resumes(jobs[1], jobs[0], after=2)
+def test_a_killed_training_with_a_teacher_ends_with_the_same_bytes(write: WriteJob, tmp_path: Path) -> None:
+    assert_killed_ends_with_the_same_bytes(write, TEACHER, tmp_path)
