@@ -29,6 +29,7 @@ os.environ.update(
     DO_NOT_TRACK="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_HUB_OFFLINE="1",
+    HYPOTHESIS_STORAGE_DIRECTORY=f"{_scratch.name}/hypothesis",
     MLFLOW_DISABLE_TELEMETRY="true",
     PREFECT_HOME=f"{_scratch.name}/prefect",
     PREFECT_RESULTS_LOCAL_STORAGE_PATH=f"{_scratch.name}/results",

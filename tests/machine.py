@@ -82,14 +82,19 @@ class Machine:
     def api(self, path: str, **body: Any) -> Any:
         """The Prefect server's response, to a POST if there is a body.
 
-        A busy server answers 503. The request is then made again, as Prefect's own client does.
+        A busy server answers 503, or not in time. The request is then made again, as Prefect's own client does.
         """
         url, user = f"{self.env['PREFECT_API_URL']}/{path}", self.env["PREFECT_API_AUTH_STRING"].split(":", 1)
         with httpx2.Client(auth=(user[0], user[1]), timeout=30) as client:
             for wait_s in (1, 2, 4, 8, 0):
-                response = client.post(url, json=body) if body else client.get(url)
-                if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-                    break
+                try:
+                    response = client.post(url, json=body) if body else client.get(url)
+                except httpx2.ReadTimeout:
+                    if not wait_s:
+                        raise
+                else:
+                    if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                        break
                 time.sleep(wait_s)
         return response.raise_for_status().json()
 

@@ -27,7 +27,7 @@ def build_eval_results(
 ) -> str | None:
     """The content of the file; None unless the judged split is a whole split of one dataset of the Hub, and a higher
     value of the metric is better. The value of held-out or filtered rows would not be comparable with those of other
-    models, and one for which lower is better would put the worst model first."""
+    models, and one for which lower is better could put the worst model first: the format names no direction."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     split, metric, on_hub = recipe.judged_split, recipe.compared_by, find_hub_split(recipe)

@@ -18,7 +18,8 @@ IMPORTERS = {
     *("training/jobs/search_path.py", "training/evaluation/hub_metrics.py", "training/evaluation/metrics/__init__.py"),
     *("training/engine/training_task.py", "training/distributed/__init__.py", "training/data/readers.py"),
     *("flows/cli/main.py", "training/jobs/program.py", "tasks/tracking/tracker.py"),
-    # The modules of the table of exports.
+    # The modules of the tables of exports and of OpenTelemetry's exporters.
+    "tasks/tracking/opentelemetry.py",
     *("tasks/registry/version_exports.py", "training/programs/export_model.py", "training/models/small_copy.py"),
 }
 
