@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import grp
 import hashlib
 import json
@@ -274,3 +275,11 @@ def ray_token() -> Path:
 def signing_key() -> Path:
     """The file with the key that signs this home's checkpoints; created if missing."""
     return create_secret(home() / "signing.key", secrets.token_bytes(32))
+
+
+def find_user() -> str:
+    """The name of this process's user, or else its number."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return str(os.getuid())

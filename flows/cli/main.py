@@ -31,6 +31,8 @@ COMMANDS = {
     "models": "models",
     "show": "runs",
     "reproduce": "reproduce",
+    "verify": "signatures",
+    "sign": "signatures",
     "promote": "models",
     "rollback": "models",
     "predict": "predict",

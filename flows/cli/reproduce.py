@@ -50,6 +50,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
     if not {"/", "@"} & set(name):
         raise UserError.of("option", "NAME/VERSION", f"{name!r} has no version: give one, {name}/1 or {name}@champion.")
     record = lineage.find_version(name)
+    reproduction.require_signed(record)
     if not arguments.run_code:
         untrusted_code.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
     reproduction.require_whole(record, name)

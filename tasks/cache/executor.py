@@ -111,7 +111,8 @@ class Executor:
             flat, _ = stage.flatten_inputs(prepared)
             key = stage.key(flat)
             self._listeners.stage_started(stage.name, key)
-            work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, state="cached")
+            earlier = tuple(self.rows)
+            work = Work(key, self._place(stage, key), self._run, (self._listeners,), stage.name, earlier, "cached")
             # The task has the arguments for Prefect, which draws the run's graph by them.
             result = self._task(stage, prepared, work, flat)(*arguments)
             if isinstance(result, State):  # Prefect returns a state of the body unchanged

@@ -95,6 +95,8 @@ class Work:
     """The flow run."""
     listeners: Sequence[Listener] = ()
     stage: str = ""
+    earlier: Sequence[Row] = ()
+    """The stages of this run that ended before."""
     state: str = "ran"
     """The state of a stage that did not fail: ran, cached, skipped, or resumed after a kill."""
     rollback: Callable[[], str] | None = None

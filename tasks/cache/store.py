@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ def checked_manifest(
     ref = Artifact.model_validate(manifest["ref"])
     if (ref.stage, ref.key) != (stage, key):
         raise Damaged(f"{place} is of {ref.stage} {ref.key}")
+    if (ref.digest, ref.parts) != _digest_content(manifest["files"]):
+        raise Damaged(f"{place} names other digests than those of its files")
     return ref, manifest["files"]
 
 
@@ -114,20 +116,20 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result
         {"path": path.relative_to(aside).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     ]
+    digest, parts = _digest_content(files)
+    ref = Artifact(stage=stage, key=key, digest=digest, parts=parts, result=result)
+    manifest = {"ref": ref.model_dump(), "files": files}
+    complete(aside, stage, key, _to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
+    return ref
+
+
+def _digest_content(files: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+    """The digest of an artifact's content, and those of its parts, from the files of its manifest."""
     content = {f["path"]: f["sha256"] for f in files if f["path"] != INPUTS and f["path"].split("/")[0] != LOG}
     parts: dict[str, dict[str, str]] = {}
     for path, digest in content.items():
         parts.setdefault(path.split("/")[0], {})[path] = digest
-    ref = Artifact(
-        stage=stage,
-        key=key,
-        digest=digest_of(content),
-        parts={name: digest_of(inside) for name, inside in parts.items()},
-        result=result,
-    )
-    manifest = {"ref": ref.model_dump(), "files": files}
-    complete(aside, stage, key, _to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
-    return ref
+    return digest_of(content), {name: digest_of(inside) for name, inside in parts.items()}
 
 
 def complete(aside: Path, stage: str, key: str, manifest: bytes, *, replace: bool = True) -> bool:

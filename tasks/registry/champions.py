@@ -19,8 +19,10 @@ from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, 
 from tasks.cache.stage import Work
 from tasks.home import home, registry_place, tracking_uri
 from tasks.jobs.job import Files
+from tasks.registry.version_signatures import SignedVersion, verify_tags, verify_version
 from tasks.registry.versions import (
     CALIBRATION_TAG,
+    FIT_TAG,
     LOGGED_PARTS,
     ROWS_TAG,
     STARTED_FROM_TAG,
@@ -89,7 +91,8 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
 
 
 def _describe(version: ModelVersion, task_type: str) -> Champion:
-    """Describes a version for a recipe of this task type."""
+    """Describes a version for a recipe of this task type. Raises UserError if its signature is refused."""
+    verify_tags(version)
     name, number, task = version.name, version.version, read_tag(version, TASK_TAG, TaskTag | None)
     # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
     identity = f"{registry_place()}: {name}/{number}, {version.creation_timestamp}"
@@ -97,7 +100,7 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
         name=name,
         version=str(number),
         model=version.tags.get(MODEL_TAG) or identity,
-        key=read_name(version, "finetune.fit.key"),
+        key=read_name(version, FIT_TAG),
         max_length=read_tag(version, MAX_LENGTH_TAG, MaxLength, "512"),
         options=task["options"] if task and task["task"] == task_type else None,
     )
@@ -197,7 +200,7 @@ def _find_named(path: str, where: str) -> ModelVersion:
 def _require_whole_model(champion: Champion, where: str) -> None:
     """Raises UserError for the recipe's field `where` if the version has no weights, or only those of an adapter."""
     with mlflow_errors():
-        _, names = _list_files(champion, ["model"], where)["model"]
+        _, _, names = _list_files(champion, ["model"], where)["model"]
     if not has_weights(names):
         raise _build_error(champion, where, _NO_MODEL)
 
@@ -281,8 +284,9 @@ def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
     """Finds the folders of the champion's model and tokenizer, by part: one folder in the store if this home or the
     shared store has it, otherwise folders downloaded from MLflow.
 
-    Raises UserError for the recipe's field `where`, and MlflowFailed."""
-    return _find_in_store(champion) or fetch_folders(work, champion, where)
+    Raises UserError for the recipe's field `where` and for a version whose signature is refused, and MlflowFailed."""
+    signed = _verify(champion, work)
+    return _find_in_store(champion, signed) or _fetch_folders(work, champion, signed, where)
 
 
 @contextlib.contextmanager
@@ -298,7 +302,17 @@ def find_folders_for_job(name: str, champion: Champion) -> Iterator[tuple[Work, 
         shutil.rmtree(work.job, ignore_errors=True)
 
 
-def _find_in_store(champion: Champion) -> dict[str, Path] | None:
+def _verify(champion: Champion, work: Work | None = None) -> SignedVersion | None:
+    """The signed version; None for one that may be used unsigned, with a warning in the events of `work`."""
+    tags = {MODEL_TAG: champion.model, FIT_TAG: champion.key} if champion.key else {}
+    verified = verify_version(champion.name, champion.version, tags)
+    if verified.warning and work is not None:
+        work.on_events([{"kind": "warning", "message": verified.warning}])
+    return verified.signed
+
+
+def _find_in_store(champion: Champion, signed: SignedVersion | None) -> dict[str, Path] | None:
+    """The champion's folder in a store. Its content has the digest of the version's tag, which is signed."""
     if champion.key is None:
         return None
     try:
@@ -307,18 +321,24 @@ def _find_in_store(champion: Champion) -> dict[str, Path] | None:
         return None
     if trained is None or trained.parts["model"] != champion.model:
         return None
+    if signed is not None and signed.tags[MODEL_TAG] != champion.model:
+        return None
     return dict.fromkeys(PARTS, trained.path / "model")
 
 
 def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
     """Downloads the champion's folders from MLflow. Files with unknown names are skipped, and none is executed."""
+    return _fetch_folders(work, champion, _verify(champion, work), where)
+
+
+def _fetch_folders(work: Work, champion: Champion, signed: SignedVersion | None, where: str) -> dict[str, Path]:
     destination, incomplete = work.job / "champion", work.job / ".champion"
     folders = {part: destination / part for part in PARTS}
     if destination.is_dir():  # of an earlier try
         return folders
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
     shutil.rmtree(incomplete, ignore_errors=True)
-    _download(champion, {part: incomplete / part for part in PARTS}, where)
+    _download(champion, signed, {part: incomplete / part for part in PARTS}, where)
     names = {file.name for file in (incomplete / "model").iterdir()}
     if not has_weights(names) or "config.json" not in names or not any((incomplete / "tokenizer").iterdir()):
         raise _build_error(champion, where, _NO_MODEL)
@@ -341,9 +361,10 @@ def _find_changed_weights(champion: Champion, folder: Path) -> str | None:
 def find_tokenizer(champion: Champion, out: Path, where: str) -> Path:
     """Finds the champion's folder with its tokenizer in a store; otherwise downloads the tokenizer from MLflow into
     `out`. Raises UserError for the recipe's field `where`, and MlflowFailed."""
-    if found := _find_in_store(champion):
+    signed = _verify(champion)
+    if found := _find_in_store(champion, signed):
         return found["tokenizer"]
-    _download(champion, {"tokenizer": out}, where)
+    _download(champion, signed, {"tokenizer": out}, where)
     return out
 
 
@@ -351,40 +372,49 @@ def fetch_config(champion: Champion, where: str) -> dict[str, Any]:
     """Downloads the champion's config.json from MLflow; empty if the version has none. Raises UserError for the
     recipe's field `where`, and MlflowFailed."""
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-        _download(champion, {"model": Path(folder)}, where, only="config.json")
+        _download(champion, _verify(champion), {"model": Path(folder)}, where, only="config.json")
         require_no_other_files(Path(folder))
         return read_json(Path(folder, "config.json"))
 
 
-def _download(champion: Champion, folders: Mapping[str, Path], where: str, only: str | None = None) -> None:
-    """Downloads the files of these parts, or only the file of a name, from MLflow into new or empty folders."""
+def _download(
+    champion: Champion,
+    signed: SignedVersion | None,
+    folders: Mapping[str, Path],
+    where: str,
+    only: str | None = None,
+) -> None:
+    """Downloads the files of these parts, or only the file of a name, from MLflow into new or empty folders. Raises
+    UserError if they are not the signed ones."""
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts
         from mlflow.utils.file_utils import local_file_uri_to_path
         from mlflow.utils.uri import is_local_uri
 
-        for part, (folder, names) in _list_files(champion, folders.keys(), where).items():
+        for part, (folder, inner, every_name) in _list_files(champion, folders.keys(), where).items():
             folders[part].mkdir(parents=True, exist_ok=True)
+            names = [name for name in every_name if part_of(name) == part and only in (None, name)]
             here = local_file_uri_to_path(folder) if is_local_uri(folder) else None
             if here and (foreign := find_foreign((f"{here}/{name}" for name in names), REGISTRY_ROOMS, "model")):
                 raise UserError(foreign)
             for name in names:
-                if only in (None, name):
-                    source, out = f"{folder}/{name}", str(folders[part])
-                    download_artifacts(artifact_uri=source, dst_path=out, tracking_uri=tracking_uri())
+                source, out = f"{folder}/{name}", str(folders[part])
+                download_artifacts(artifact_uri=source, dst_path=out, tracking_uri=tracking_uri())
+            if signed is not None:
+                signed.require_files(inner, every_name, folders[part], names)
 
 
-def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[str, tuple[str, list[str]]]:
-    """The URI of each part's folder in MLflow, and the names of its files."""
+def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[str, tuple[str, str, list[str]]]:
+    """Of each part's folder in MLflow the URI, the path below the version's folder, and the names of all its files."""
     from mlflow.artifacts import list_artifacts
 
     uri, server = _find_uri(champion, where), tracking_uri()
     served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=server))
     found = {}
     for part in parts:
-        folder = f"{uri}/{_SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]}"
-        names = [Path(entry.path).name for entry in list_artifacts(artifact_uri=folder, tracking_uri=server)]
-        found[part] = folder, [name for name in names if part_of(name) == part]
+        inner = _SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]
+        entries = list_artifacts(artifact_uri=f"{uri}/{inner}", tracking_uri=server)
+        found[part] = f"{uri}/{inner}", inner, [Path(entry.path).name for entry in entries if not entry.is_dir]
     return found
 
 

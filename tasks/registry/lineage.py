@@ -281,6 +281,22 @@ def find_version(name: str) -> dict[str, Any]:
     return {**_parse(text, shown), "registered": registered}
 
 
+def find_record_of_version(name: str) -> dict[str, Any] | None:
+    """The record of `NAME/VERSION`; None if no run registered it. Raises UserError and MlflowFailed like
+    `find_record`."""
+    try:
+        return find_version(name)
+    except UserError as error:
+        if error.problems[0].where != "VERSION":
+            raise
+        return None
+
+
+def has_own_record(run: str) -> bool:
+    """Whether a flow run of this home has left its record here."""
+    return (home() / "runs" / run / LINEAGE).is_file()
+
+
 def _read_lock(run: str) -> Lock:
     try:
         return Lock.model_validate_json((home() / "runs" / run / "lock.json").read_bytes())

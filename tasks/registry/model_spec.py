@@ -13,9 +13,11 @@ from tasks.cache.results import Champion
 from tasks.home import registry_place
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.registry import lineage
+from tasks.registry.version_signatures import verify_tags
 from tasks.registry.versions import (
     CALIBRATION_TAG,
     COLUMNS_TAG,
+    FIT_TAG,
     PRECISION_TAG,
     READING_TAG,
     TASK_TAG,
@@ -96,6 +98,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         model = need_model(client, name)
         chosen = {"version": version} if version else {"alias": alias or read_alias_names(model).champion}
         found = need_version(client, model, **chosen)
+        verify_tags(found)
     version_name = f"version {found.version} of {name!r}"
     if not {TASK_TAG, COLUMNS_TAG, MAX_LENGTH_TAG} <= found.tags.keys():
         message = (
@@ -120,7 +123,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         name=name,
         version=str(found.version),
         digest=found.tags.get(MODEL_TAG) or identity,
-        key=read_name(found, "finetune.fit.key"),
+        key=read_name(found, FIT_TAG),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
         calibration=_read_calibration(found, task["task"]),
         reading=_read_reading(found),

@@ -11,9 +11,7 @@ moved, the model is read once more: this process may have been suspended for so 
 
 from __future__ import annotations
 
-import getpass
 import hashlib
-import os
 import random
 import re
 import secrets
@@ -23,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from tasks.home import home_path, named_lock
+from tasks.home import find_user, home_path, named_lock
 from tasks.registry.versions import (
     ALIAS_TAGS,
     MOVE,
@@ -131,7 +129,7 @@ def set_champion_alias(
         to=version,
         by=by,
         flow_run=flow_run,
-        user=_find_user(),
+        user=find_user(),
         host=socket.gethostname(),
         home=_digest_home(),
         time=_now().isoformat(timespec="seconds"),
@@ -289,10 +287,3 @@ def _describe_previous(before: object) -> str:
 
 def _now() -> datetime:
     return datetime.fromtimestamp(time.time(), UTC)  # the clock of tests/simulate replaces time.time
-
-
-def _find_user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        return str(os.getuid())

@@ -21,8 +21,11 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import PARTS, find_folders
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import RECIPE_SET, has_own_record
+from tasks.registry.provenance import require_signed_record
+from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import open_remote
+from tasks.tracking.connection import FLOW_RUN_TAG
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
@@ -60,6 +63,16 @@ def require_whole(record: Mapping[str, Any], name: str) -> None:
     if missing:
         message = f"the record of {name} has no {', '.join(missing)}: it cannot be reproduced."
         raise UserError.of("registry", "VERSION", message)
+
+
+def require_signed(record: Mapping[str, Any]) -> None:
+    """Raises UserError if the version of a record is refused, or if MLflow's record is not the one that was signed with
+    it; MlflowFailed."""
+    name, number = record["registered"]["name"], record["registered"]["version"]
+    run = record["run"]["flow_run_id"]
+    signed = verify_version(name, number, {FLOW_RUN_TAG: run}).signed
+    if signed is not None and not has_own_record(run):
+        require_signed_record(record, signed.provenance, f"{name}/{number}")
 
 
 @contextlib.contextmanager

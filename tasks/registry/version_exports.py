@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
+from tasks.cache.digests import Digests
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.results import Artifact
-from tasks.home import tracking_uri
+from tasks.home import home, tracking_uri
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.version_signatures import EXPORTS as FOLDER
+from tasks.registry.version_signatures import verify_tags
 from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
 from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
@@ -39,8 +42,6 @@ if TYPE_CHECKING:
 PROGRAM = "tasks.registry.version_exports"
 STALL_TIMEOUT_S = 1800.0
 WEIGHTS = "model.safetensors"
-FOLDER = "export"
-"""The folder of exports among the files of a version's MLflow run."""
 
 
 def released_exports(refs: Mapping[str, Artifact]) -> dict[str, ComparedExport]:
@@ -62,15 +63,34 @@ def log_exports(
     if not exports:
         return
     registered = client.get_model_version(name, version)
-    text = json.dumps(to_jsonable_python(exports), sort_keys=True)
+    text = describe_exports(exports)
     if registered.tags.get(EXPORTS_TAG, "{}") == text:
         return
+    for path, file in _list_exports(refs, exports).items():
+        client.log_artifact(registered.run_id, str(file), str(Path(path).parent))
+    client.set_model_version_tag(name, version, EXPORTS_TAG, text)
+
+
+def describe_exports(exports: Mapping[str, ComparedExport]) -> str:
+    """The value of EXPORTS_TAG: the comparisons of released exports."""
+    return json.dumps(to_jsonable_python(exports), sort_keys=True)
+
+
+def _list_exports(refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]) -> dict[str, Path]:
+    """The files of released exports by their path in the version's MLflow run."""
+    found = {}
     for export in exports:
         for file in EXPORTS[export].files_in(refs["export"].path):
-            client.log_artifact(registered.run_id, str(file), f"{FOLDER}/{Path(EXPORTS[export].file).parent}")
-    if "calibrate" in refs:
-        client.log_artifact(registered.run_id, str(refs["calibrate"].path / CALIBRATION), FOLDER)
-    client.set_model_version_tag(name, version, EXPORTS_TAG, text)
+            found[(Path(FOLDER) / Path(EXPORTS[export].file).parent / file.name).as_posix()] = file
+    if exports and "calibrate" in refs:
+        found[f"{FOLDER}/{CALIBRATION}"] = refs["calibrate"].path / CALIBRATION
+    return found
+
+
+def digest_exports(refs: Mapping[str, Artifact], exports: Mapping[str, ComparedExport]) -> dict[str, str]:
+    """The sha256 of the files of released exports by their path in the version's MLflow run."""
+    files = _list_exports(refs, exports)
+    return dict(zip(files, Digests(home()).of_many([*files.values()]), strict=True))
 
 
 def export_version(model: ModelSpec, name: str, out: Path) -> Any:
@@ -86,7 +106,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
     with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
         if released:
-            folders["released"] = _download_released(str(version.run_id), EXPORTS[name], work.job / "released")
+            folders["released"] = _download_released(version, EXPORTS[name], work.job / "released")
         settings = ExportVersionSettings(
             export=name, max_length=model.max_length, calibration=model.calibration, **model.task
         )
@@ -114,18 +134,20 @@ def _released(version: ModelVersion) -> dict[str, ComparedExport]:
     return read_tag(version, EXPORTS_TAG, dict[str, ComparedExport], "{}")
 
 
-def _download_released(run_id: str, form: ExportFormat, out: Path) -> Path:
-    """Downloads a released export from the version's MLflow run."""
-    place = Path(form.file).parent
+def _download_released(version: ModelVersion, form: ExportFormat, out: Path) -> Path:
+    """Downloads a released export from the version's MLflow run. Raises UserError if it is not the signed one."""
+    place, run_id, signed = Path(form.file).parent, str(version.run_id), verify_tags(version)
     with mlflow_errors():
         from mlflow.artifacts import download_artifacts
 
         (out / place).mkdir(parents=True, exist_ok=True)
         for file in connect().list_artifacts(run_id, f"{FOLDER}/{place}"):
             if form.is_folder or Path(file.path).name.startswith(Path(form.file).name):
-                download_artifacts(
+                fetched = download_artifacts(
                     run_id=run_id, artifact_path=file.path, dst_path=str(out / place), tracking_uri=tracking_uri()
                 )
+                if signed is not None:
+                    signed.require_export(file.path, Path(fetched))
     return out
 
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from tasks.cache.results import Name
 from tasks.home import tracking_uri, without_credentials
-from tasks.tracking.connection import connect, mlflow_errors, search_all
+from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors, search_all
 from training.evaluation.scores import SplitScores
 from training.problems import UserError, nearest
 
@@ -53,6 +53,15 @@ EVALUATIONS_TAG = "finetune.evaluations"
 """The history of figures on rows whose labels arrived later."""
 DRIFT_TAG = "finetune.drift"
 """The verdict of the last drift report."""
+FIT_TAG = "finetune.fit.key"
+"""The artifact of its training, which a store may still have."""
+SIGNED_TAG = "finetune.signed_by"
+"""The id of the key that signed the version: tasks/registry/version_signatures.py."""
+BOUND_TAGS = (
+    *(MODEL_TAG, FIT_TAG, TASK_TAG, COLUMNS_TAG, READING_TAG, MAX_LENGTH_TAG, PRECISION_TAG, CALIBRATION_TAG),
+    *(ROWS_TAG, STARTED_FROM_TAG, BASE_VERSION_TAG, RECIPE_TAG, EXPORTS_TAG, FLOW_RUN_TAG),
+)
+"""The tags by which a version is used: they are signed with it."""
 # Tags of a registered model: the names of its aliases, if its recipe renames them.
 ALIAS_TAGS = {"champion": "finetune.champion", "challenger": "finetune.challenger"}
 

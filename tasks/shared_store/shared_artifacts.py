@@ -337,7 +337,7 @@ def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Artifact, tup
     except ValidationError as error:
         first = error.errors()[0]
         raise DamagedObject(stage, key, f"in its manifest, {first['input']!r}: {first['msg']}") from error
-    except (store.Damaged, ValueError, AttributeError) as error:
+    except (store.Damaged, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DamagedObject(stage, key, str(error)) from error
 
 

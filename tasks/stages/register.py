@@ -12,14 +12,21 @@ from typing import Any
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
-from tasks.cache.stage import Inputs, Row, Work, action
+from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
 from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
-from tasks.registry.version_exports import log_exports, read_calibration, released_exports
+from tasks.registry.version_exports import (
+    describe_exports,
+    digest_exports,
+    log_exports,
+    read_calibration,
+    released_exports,
+)
+from tasks.registry.version_signatures import require_own_key, sign_own_version
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
     CALIBRATION_TAG,
@@ -27,6 +34,7 @@ from tasks.registry.versions import (
     DATA_COMMIT_TAG,
     DATA_FILES_TAG,
     DATA_TAG,
+    EXPORTS_TAG,
     GIT_COMMIT_TAG,
     LONGEST_TAG,
     METRICS_TAG,
@@ -103,6 +111,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
     # Concurrent runs with the same model register it once.
     with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
+        require_own_key(client, name)
         if _find_version(client, name, refs, None) is None:
             stack.enter_context(work.one_at_a_time())
         model = find_model(client, name)
@@ -111,12 +120,11 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
             _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
-        if version is None:
+        if is_new := version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
-            rows = [Row(ref.stage, ref.key, "", 0.0, ref.location) for ref in refs.values()]
-            record = lineage.build_record(recipe, work.run, rows, mlflow_run=run_id, verdict=verdict)
+            record = lineage.build_record(recipe, work.run, work.earlier, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
@@ -134,6 +142,17 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         card = build_description(facts)
         text = f"{judged[VERDICT_TAG]}: {escape_markdown(judged[REASON_TAG])}\n\n{card}"
         _update_version(client, name, version, judged, text[:LONGEST_DESCRIPTION])
+        files = digest_exports(refs, exports)
+        latest = judged | ({EXPORTS_TAG: describe_exports(exports)} if exports else {})
+        warning = sign_own_version(
+            *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
+            is_new=is_new,
+            tags=(_build_origin_tags(recipe, lock, work.run, refs), latest),
+            trained=refs["fit"].path / "model",
+            exports=files,
+        )
+        if warning:
+            work.on_events([{"kind": "warning", "message": warning}])
     return Version(name=name, version=version, taken=taken)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.cache import store
+from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact
 
 
@@ -76,6 +78,16 @@ def test_every_single_flipped_byte_of_the_manifest_is_noticed_or_harmless(home: 
         manifest.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
         with contextlib.suppress(store.Damaged):
             assert store.find("load_data", ref.key) == ref
+
+
+def test_a_manifest_that_names_other_digests_than_those_of_its_files_is_damage(home: Path) -> None:
+    ref = make()
+    file = ref.path / store.MANIFEST
+    for part in ({"digest": "e" * 64}, {"parts": ref.parts | {"model": "e" * 64}}):
+        manifest = {"ref": ref.model_dump() | part, "files": json.loads(file.read_bytes())["files"]}
+        file.write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
+        with pytest.raises(store.Damaged, match="names other digests"):
+            store.find("load_data", ref.key)
 
 
 def test_a_stray_file_is_damage(home: Path) -> None:

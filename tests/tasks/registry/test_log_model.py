@@ -21,6 +21,7 @@ from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
 from tasks.registry.log_model import share_weights
 from tasks.registry.versions import WEIGHTS_TAG
+from tasks.registry.weight_files import find_difference
 from tasks.tracking.connection import connect, find_or_create_run
 from tests.fork_server import call
 from tests.made import artifact
@@ -134,6 +135,9 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
         assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
 
     assert outcome(world / "unpiped").result == {"version": "1"}
+    for name in ("pairs", "own"):  # all that MLflow writes is known, or no version could be signed
+        place = client.get_model_version_download_uri(name, "1").removeprefix("file://")
+        assert find_difference(Path(place), world / "model") == ""
     own = VERSION.model_copy(update={"name": "own"})
     fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
     call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})
