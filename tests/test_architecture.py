@@ -9,11 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 COMMAND_MODULES = [f"flows.cli.{path.stem}" for path in sorted((ROOT / "flows" / "cli").glob("*.py"))]
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "sklearn", "matplotlib")
+SIGNATURES = ("cryptography", "sigstore", "model_signing")
+"""Libraries of signatures, which a command imports if it verifies or signs."""
 
 
 def test_importing_the_flows_and_the_commands_loads_no_heavy_library() -> None:
     modules = ", ".join(["flows.finetune", "flows.batch_predict", "training.recipe", *COMMAND_MODULES])
-    program = f"import sys, {modules}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    program = f"import sys, {modules}; print(*(name for name in {HEAVY + SIGNATURES!r} if name in sys.modules))"
     child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == []

@@ -75,6 +75,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, events: Events) -> str:
     import mlflow
     from mlflow import MlflowClient
+    from mlflow.environment_variables import MLFLOW_HUGGINGFACE_MODEL_MAX_SHARD_SIZE
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, Schema
 
@@ -88,6 +89,8 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     is_pipeline = task_type.pipeline and settings.calibration is None
     serves = task_type.serves if is_pipeline else {}
     mlflow.set_experiment(settings.experiment)
+    # The default of transformers, by which the trained files were divided: then MLflow writes the same ones.
+    MLFLOW_HUGGINGFACE_MODEL_MAX_SHARD_SIZE.set("50GB")
     info = Model.log(
         artifact_path=None,
         name=settings.registry,

@@ -29,7 +29,7 @@ from tasks.home import home, registry_place, tracking_uri
 from tasks.registry.lineage import has_own_record
 from tasks.registry.provenance import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
-from tasks.registry.weight_files import find_difference
+from tasks.registry.weight_files import Different, Trained, require_trained
 from tasks.shared_store.bucket import VARIABLE as STORE
 from tasks.signatures.bundles import BadSignature, ForeignKey, build_manifest, read_manifest, sign, verify
 from tasks.signatures.keys import KEY, key_id, load_signing_key
@@ -292,7 +292,7 @@ def sign_own_version(
     *,
     is_new: bool,
     tags: tuple[Mapping[str, str], Mapping[str, str]],
-    trained: Path,
+    trained: Trained,
     exports: Mapping[str, str],
 ) -> str:
     """Signs a version after the run that has registered it or given it new figures, unless its signature fits. Only
@@ -348,7 +348,7 @@ def sign_version(
     number: str,
     record: Mapping[str, Any] | None,
     *,
-    trained: Path | None = None,
+    trained: Trained | None = None,
     exports: Mapping[str, str] | None = None,
     earlier: SignedVersion | None = None,
 ) -> SignedVersion:
@@ -356,7 +356,7 @@ def sign_version(
 
     Args:
         record: of the run that registered it; None if no run did.
-        trained: the folder of its model as it was trained here: the version's must be the same.
+        trained: its model as it was trained here: the version's must be the same.
         exports: sha256 of its exports, by path in its MLflow run.
         earlier: the version as it was signed before: it must have the same files.
 
@@ -366,15 +366,18 @@ def sign_version(
     version = client.get_model_version(name, number)
     tags = {tag: version.tags[tag] for tag in BOUND_TAGS if tag in version.tags}
     with _open_folder(client, name, number) as folder:
-        if trained is not None and (difference := find_difference(folder, trained)):
-            reason = f"in the registry, {difference} differs from the model that was trained here"
-            raise _refuse(name, number, reason, "Delete the version in MLflow, and run the recipe again.")
         paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
         names = [path.relative_to(folder).as_posix() for path in paths]
         if link := next((path for path in paths if path.is_symlink()), None):
             raise _refuse(name, number, f"{link} is a link", "Put a file in its place, and sign it again.")
-        files = dict(zip(names, Digests(home()).of_many(paths), strict=True))
-    files = {path: files[path] for path in names if path not in NOT_SIGNED}
+        digests = zip(names, Digests(home()).of_many(paths), strict=True)
+        files = {path: digest for path, digest in digests if path not in NOT_SIGNED}
+        try:
+            files = require_trained(folder, files, trained) if trained is not None else files
+        except Different as difference:
+            reason = f"in the registry, {difference} differs from the model that was trained here"
+            advice = "Delete the version in MLflow, and run the recipe again."
+            raise _refuse(name, number, reason, advice) from difference
     if earlier is not None and (odd := sorted(path for path, _ in files.items() ^ earlier.files.items())):
         raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _RESTORE)
     manifest = build_manifest(name, files, NOT_SIGNED)

@@ -59,7 +59,7 @@ SIGNED_TAG = "finetune.signed_by"
 """The id of the key that signed the version: tasks/registry/version_signatures.py."""
 BOUND_TAGS = (
     *(MODEL_TAG, FIT_TAG, TASK_TAG, COLUMNS_TAG, READING_TAG, MAX_LENGTH_TAG, PRECISION_TAG, CALIBRATION_TAG),
-    *(ROWS_TAG, STARTED_FROM_TAG, BASE_VERSION_TAG, RECIPE_TAG, EXPORTS_TAG, FLOW_RUN_TAG),
+    *(WEIGHTS_TAG, ROWS_TAG, STARTED_FROM_TAG, BASE_VERSION_TAG, RECIPE_TAG, EXPORTS_TAG, FLOW_RUN_TAG),
 )
 """The tags by which a version is used: they are signed with it."""
 # Tags of a registered model: the names of its aliases, if its recipe renames them.

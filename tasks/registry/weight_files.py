@@ -1,74 +1,125 @@
-"""Comparison of a logged model with the folder that was trained: MLflow writes the weights anew, in other files."""
+"""Comparison of a logged model with the folder that was trained, by the digests in the manifest of its artifact."""
 
 from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.registry.versions import LOGGED_PARTS
 from training.evaluation.stored_calibration import FILE as CALIBRATION
+from training.jobs.protocol import sha256
 from training.models.repository_files import part_of
 
 WEIGHTS = ".safetensors"
+INDEX = "model.safetensors.index.json"
 ADDED = {CALIBRATION}
 """Files of a version's model and tokenizer that the trained folder does not have."""
+_CODE = "artifacts/model"
+"""The folder of a model that MLflow serves by code: it has all files."""
+
+
+class Different(Exception):
+    """A version whose files are not the trained ones, with the first file or tensor that differs."""
+
+
+class Trained(NamedTuple):
+    """A model as it was trained."""
+
+    folder: Path
+    """MLflow's files may be links to its weights, so these may change with them."""
+    files: Mapping[str, str]
+    """sha256 by path, from the manifest of the artifact."""
 
 
 class _Tensor(NamedTuple):
+    file: str
     kind: str
     shape: list[int]
-    file: mmap.mmap
+    mapped: mmap.mmap
     start: int
     end: int
 
     def content(self) -> memoryview:
-        return memoryview(self.file)[self.start : self.end]
+        return memoryview(self.mapped)[self.start : self.end]
 
 
-def find_difference(logged: Path, trained: Path) -> str:
-    """The first file or tensor in which a version's folder differs from the trained one; empty if there is none.
+def require_trained(logged: Path, files: Mapping[str, str], trained: Trained) -> dict[str, str]:
+    """The sha256 of a version's files by path, those that a signature may name. Raises Different.
 
-    A version has the files of both parts, or the trained folder itself, with its calibration.
+    A version has the files of both parts, or the trained folder itself, with its calibration. MLflow may have written
+    the weights anew, in other files with the same tensors.
+
+    Args:
+        logged: the version's folder.
+        files: sha256 of its files, by path.
     """
-    code = logged / "artifacts" / "model"
-    whole = code if code.is_dir() else None
-    for file in sorted(trained.iterdir()):
-        if not (part := part_of(file.name)) or (WEIGHTS in file.name and whole is None):
+    is_code = any(path.startswith(f"{_CODE}/") for path in files)
+    places = {part: _CODE if is_code else folder for part, folder in LOGGED_PARTS.items()}
+    for name, digest in sorted(trained.files.items()):
+        if "/" in name or not (part := part_of(name)) or (WEIGHTS in name and not is_code):
             continue
-        other = (whole or logged / LOGGED_PARTS[part]) / file.name
-        if not other.is_file() or other.read_bytes() != file.read_bytes():
-            return other.relative_to(logged).as_posix()
-    if added := _find_added(logged, trained, whole):
-        return added
-    if whole is not None:
-        return ""
-    try:
-        return _find_other_tensor(_read_tensors(logged / LOGGED_PARTS["model"]), _read_tensors(trained))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return LOGGED_PARTS["model"]
+        if files.get(path := f"{places[part]}/{name}") != digest:
+            raise Different(path)
+    for folder in sorted({*places.values()}):
+        inside = {path.removeprefix(f"{folder}/") for path in files if path.startswith(f"{folder}/")}
+        if added := sorted(name for name in inside - trained.files.keys() - ADDED if not _is_weights(name, is_code)):
+            raise Different(f"{folder}/{added[0]}")
+    if is_code:
+        return dict(files)
+    return {**files, **_require_weights(logged / places["model"], files, trained)}
 
 
-def _find_added(logged: Path, trained: Path, whole: Path | None) -> str:
-    """The first file of the logged model or tokenizer, by path, that the trained folder does not have."""
-    known = {file.relative_to(trained).as_posix() for file in trained.rglob("*")} | ADDED
-    for folder in [whole] if whole else [logged / inner for inner in LOGGED_PARTS.values()]:
-        for file in sorted(folder.rglob("*")):
-            is_weights = whole is None and file.parent == folder and WEIGHTS in file.name
-            if not file.is_dir() and not is_weights and file.relative_to(folder).as_posix() not in known:
-                return file.relative_to(logged).as_posix()
-    return ""
+def _is_weights(name: str, is_code: bool) -> bool:
+    return not is_code and "/" not in name and WEIGHTS in name
 
 
-def _find_other_tensor(logged: dict[str, _Tensor], trained: dict[str, _Tensor]) -> str:
-    if odd := sorted(logged.keys() ^ trained.keys()):
+def _require_weights(folder: Path, files: Mapping[str, str], trained: Trained) -> dict[str, str]:
+    """The sha256 of the weights in the folder of a version's model, by path in the version. Raises Different."""
+    above = LOGGED_PARTS["model"]
+    inside = {path.removeprefix(f"{above}/"): digest for path, digest in files.items() if path.startswith(f"{above}/")}
+    here = {name: digest for name, digest in inside.items() if _is_weights(name, False)}
+    wanted = {name: digest for name, digest in trained.files.items() if _is_weights(name, False)}
+    if here == wanted:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
+        # Copies, which nobody changes between the comparison and the digest.
+        copied = _copy(folder, here, Path(aside, "logged"))
+        same = _copy(trained.folder, wanted, Path(aside, "trained"))
+        if changed := sorted(name for name, digest in same.items() if digest != wanted[name]):
+            raise Different(f"{above}/{changed[0]}")
+        try:
+            difference = _find_other_tensor(Path(aside, "logged"), Path(aside, "trained"))
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            raise Different(above) from error
+        if difference:
+            raise Different(difference)
+    return {f"{above}/{name}": digest for name, digest in copied.items()}
+
+
+def _copy(folder: Path, names: Mapping[str, str], out: Path) -> dict[str, str]:
+    """Copies files, and returns the sha256 of the copies by name."""
+    out.mkdir()
+    for name in names:
+        shutil.copyfile(folder / name, out / name)
+    return {name: sha256(out / name) for name in names}
+
+
+def _find_other_tensor(logged: Path, trained: Path) -> str:
+    ours, theirs = _read_tensors(logged), _read_tensors(trained)
+    if odd := sorted(ours.keys() ^ theirs.keys()):
         return f"the tensor {odd[0]}"
-    for name, tensor in logged.items():
-        other = trained[name]
+    for name, tensor in ours.items():
+        other = theirs[name]
         if (tensor.kind, tensor.shape) != (other.kind, other.shape) or tensor.content() != other.content():
             return f"the tensor {name}"
+    places = {name: tensor.file for name, tensor in ours.items()}
+    if (index := logged / INDEX).is_file() and json.loads(index.read_bytes())["weight_map"] != places:
+        return f"{LOGGED_PARTS['model']}/{INDEX}"
     return ""
 
 
@@ -92,4 +143,4 @@ def _read_file(file: Path) -> Iterator[tuple[str, _Tensor]]:
     for name, entry in header.items():
         if name != "__metadata__":
             start, end = entry["data_offsets"]
-            yield name, _Tensor(entry["dtype"], entry["shape"], content, begin + start, begin + end)
+            yield name, _Tensor(file.name, entry["dtype"], entry["shape"], content, begin + start, begin + end)

@@ -332,8 +332,10 @@ def manifest_name(stage: str, key: str) -> str:
 def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Artifact, tuple[SharedFile, ...]]:
     """The artifact of a manifest and its files. Raises DamagedObject."""
     try:
-        ref, entries = store.checked_manifest(json.loads(manifest), stage, key, "its manifest")
-        return ref, tuple(_FILES.validate_python(entries))
+        parsed = json.loads(manifest)
+        files = tuple(_FILES.validate_python(parsed["files"]))  # their names first: the artifact's digests are of them
+        ref, _ = store.checked_manifest(parsed, stage, key, "its manifest")
+        return ref, files
     except ValidationError as error:
         first = error.errors()[0]
         raise DamagedObject(stage, key, f"in its manifest, {first['input']!r}: {first['msg']}") from error

@@ -13,14 +13,15 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tasks.signatures.keys import hash_for, key_id
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MANIFEST_TYPE = "https://model_signing/signature/v1.0"
@@ -93,6 +94,8 @@ class Statement(BaseModel):
 
 def sign(statement: Statement, key: EllipticCurvePrivateKey) -> bytes:
     """The bundle of a signed statement, JSON."""
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
     payload = statement.model_dump_json(by_alias=True).encode()
     signature = key.sign(_pre_authentication(payload), ECDSA(hash_for(key.public_key())))
     bundle = _Bundle(
@@ -107,6 +110,9 @@ def verify(bundle: bytes, keys: Mapping[str, EllipticCurvePublicKey]) -> tuple[s
 
     `keys` are the trusted ones by id. Raises ForeignKey for a signature by another key, and BadSignature.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
     try:
         parsed = _Bundle.model_validate_json(bundle)
         payload = base64.b64decode(parsed.dsse_envelope.payload, validate=True)

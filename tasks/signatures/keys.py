@@ -14,37 +14,29 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-    generate_private_key,
-)
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
+from typing import TYPE_CHECKING
 
 from tasks.home import create_secret, home
 from training.problems import UserError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.hashes import HashAlgorithm
+
 KEY = "FINETUNE_SIGNATURE_KEY"
 PASSWORD = "FINETUNE_SIGNATURE_PASSWORD"
 FILE = "signature.pem"
-_HASHES = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
+_HASHES = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
 """The hash that goes with each curve, as Sigstore's bundles prescribe."""
 _CURVES = "an elliptic curve key on P-256, P-384 or P-521"
 
 
 def load_signing_key() -> EllipticCurvePrivateKey:
     """The private key of FINETUNE_SIGNATURE_KEY, or else the home's own, created if missing. Raises UserError."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
     if not (named := os.environ.get(KEY)):
         file = home() / FILE
         if not file.exists():
@@ -67,6 +59,10 @@ def load_signing_key() -> EllipticCurvePrivateKey:
 
 def parse_public_key(text: str) -> EllipticCurvePublicKey:
     """The public key of a text in PEM. Raises ValueError for any other text."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
         key = load_pem_public_key(text.encode())
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -78,6 +74,8 @@ def parse_public_key(text: str) -> EllipticCurvePublicKey:
 
 def write_public_key(key: EllipticCurvePublicKey) -> str:
     """The public key in PEM."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
@@ -86,6 +84,9 @@ def key_id(key: EllipticCurvePublicKey) -> str:
     return hashlib.sha256(write_public_key(key).encode()).hexdigest()
 
 
-def hash_for(key: EllipticCurvePublicKey) -> hashes.HashAlgorithm:
+def hash_for(key: EllipticCurvePublicKey) -> HashAlgorithm:
     """The hash of signatures by this key."""
-    return _HASHES[key.curve.name]
+    from cryptography.hazmat.primitives import hashes
+
+    made: HashAlgorithm = getattr(hashes, _HASHES[key.curve.name])()
+    return made

@@ -19,16 +19,18 @@ from datetime import UTC, date, datetime, time
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tasks.home import find_user, home, home_path, named_lock
 from tasks.signatures.keys import key_id, parse_public_key, write_public_key
 from training.jobs.protocol import write_atomically
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 FILE = "trust.yaml"
 

@@ -53,6 +53,7 @@ from tasks.registry.versions import (
     list_aliases,
     need_model,
 )
+from tasks.registry.weight_files import Trained
 from tasks.reports.formatting import escape_markdown
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
@@ -148,7 +149,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
             is_new=is_new,
             tags=(_build_origin_tags(recipe, lock, work.run, refs), latest),
-            trained=refs["fit"].path / "model",
+            trained=Trained(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
             exports=files,
         )
         if warning:
@@ -240,10 +241,8 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
         DATA_TAG: " + ".join(" ".join(filter(None, [one.path, one.config])) for one in recipe.data.sets),
         "finetune.libraries": json.dumps(library_versions(MADE_WITH)),
     }
-    if trained := lineage.list_model_files(refs["fit"].key):
-        tags[WEIGHTS_TAG] = json.dumps(
-            {name: file["sha256"] for name, file in trained.items() if name.endswith(".safetensors")}
-        )
+    if trained := _digest_trained(refs["fit"].key):
+        tags[WEIGHTS_TAG] = json.dumps({name: sha for name, sha in trained.items() if name.endswith(".safetensors")})
     if lock.data_hub:
         tags[DATA_COMMIT_TAG] = lock.data_hub.commit
     if lock.all_data_files:
@@ -263,6 +262,11 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
     if git := git_commit():
         tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
     return tags
+
+
+def _digest_trained(key: str) -> dict[str, str]:
+    """The sha256 of the files of a trained model, by path in its folder."""
+    return {name: file["sha256"] for name, file in (lineage.list_model_files(key) or {}).items()}
 
 
 def _files_by_split(lock: Lock) -> dict[str, list[PinnedFile]]:

@@ -246,7 +246,8 @@ def test_planning_stores_nothing(
 def test_how_training_is_launched_is_shown_without_loading_torch(finished: FinishedRun) -> None:
     program = (
         "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
-        "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'prefect'}), "
+        "print(*sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'prefect',"
+        " 'cryptography', 'sigstore', 'model_signing'}), "
         "file=sys.stderr)"
     )
     sets = [word for field in ("strategy=fsdp", "num_processes=2") for word in ("--set", f"compute.{field}")]

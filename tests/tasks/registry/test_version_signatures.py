@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ from tasks.registry.version_signatures import (
     verify_tags,
 )
 from tasks.registry.versions import BOUND_TAGS, DRIFT_TAG, FIT_TAG, READING_TAG, SIGNED_TAG, TASK_TAG
+from tasks.registry.weight_files import Trained
 from tasks.signatures.bundles import Statement, sign
 from tasks.signatures.keys import FILE as KEY_FILE
 from tasks.signatures.keys import KEY, load_signing_key, write_public_key
 from tasks.signatures.trust import FILE as TRUST
 from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, MlflowFailed, connect
-from tests.made import NO_WEIGHTS
+from tests.made import NO_WEIGHTS, artifact
 from tests.servers import closed_port
 from training.problems import UserError
 
@@ -80,11 +82,11 @@ class Target:
     def tag(self, tag: str, value: str) -> None:
         self.client.set_model_version_tag(self.name, self.number, tag, value)
 
-    def load(self) -> dict[str, Path]:
-        """The folders of the version, as every command gets them."""
+    def load(self, used: Mapping[str, str] = TAGS) -> dict[str, Path]:
+        """The folders of the version, as every command gets them that has read the tags `used`."""
         verify_tags(version := self.client.get_model_version(self.name, self.number))
         champion = Champion(
-            name=self.name, version=self.number, model=version.tags[MODEL_TAG], key=TAGS[FIT_TAG], max_length=32
+            name=self.name, version=self.number, model=version.tags[MODEL_TAG], key=used[FIT_TAG], max_length=32
         )
         return find_folders(Work(f"load-{self.number}", Path(os.devnull), ""), champion, "NAME")
 
@@ -367,6 +369,23 @@ def test_every_tag_by_which_a_version_is_used_is_signed_and_a_report_of_drift_is
     assert target.load()
 
 
+def test_weights_that_are_the_artifacts_own_file_are_refused_where_either_name_was_written_to(
+    registry: Registry,
+) -> None:
+    trained = artifact("fit", {f"model/{Path(path).name}": text for path, text in Registry.make_files("0").items()})
+    target = registry.register(signed=False)
+    (target.place / WEIGHTS).unlink()
+    os.link(trained.path / WEIGHTS, target.place / WEIGHTS)
+    tags = {MODEL_TAG: trained.parts["model"], FIT_TAG: trained.key}
+    for tag, value in tags.items():
+        target.tag(tag, value)
+    target.sign()
+    assert target.load(tags)["model"] == trained.path / "model"
+    change(WEIGHTS)(target)
+    with pytest.raises(UserError, match=r"model\.safetensors has changed since it was signed"):
+        target.load(tags)
+
+
 def test_an_old_version_that_is_registered_again_is_refused(registry: Registry) -> None:
     first = Path(registry.client.get_model_version_download_uri(NAME, "1").removeprefix("file://"))
     again = registry.register(signed=False, source=first)
@@ -447,7 +466,7 @@ def test_a_key_that_is_revoked_later_still_vouches_for_what_it_signed_before(tar
     assert target.load()
 
 
-def sign_by_run(target: Target, trained: Path, is_new: bool = False, record: Any = None, **latest: str) -> str:
+def sign_by_run(target: Target, trained: Trained, is_new: bool = False, record: Any = None, **latest: str) -> str:
     """As a run that has computed the tags of TAGS."""
     origin = {tag: TAGS[tag] for tag in (MODEL_TAG, FIT_TAG)} | {FLOW_RUN_TAG: "this-run"}
     tags = origin, {tag: TAGS[tag] for tag in (MAX_LENGTH_TAG, TASK_TAG)} | latest
@@ -456,25 +475,24 @@ def sign_by_run(target: Target, trained: Path, is_new: bool = False, record: Any
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    folder = tmp_path / "trained"
-    folder.mkdir()
-    for path, content in Registry.make_files("0").items():
-        if path != "MLmodel":
-            (folder / Path(path).name).write_bytes(content)
-    return folder
+def trained(tmp_path: Path) -> Trained:
+    (folder := tmp_path / "trained").mkdir()
+    files = {Path(path).name: content for path, content in Registry.make_files("0").items() if path != "MLmodel"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return Trained(folder, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
 
 
 @pytest.fixture
-def unsigned(registry: Registry, trained: Path) -> Target:
+def unsigned(registry: Registry, trained: Trained) -> Target:
     """A version of the model that was trained here."""
     found = registry.register(signed=False)
     found.tag(FLOW_RUN_TAG, "this-run")
-    shutil.copyfile(trained / "config.json", found.place / CONFIG)
+    shutil.copyfile(trained.folder / "config.json", found.place / CONFIG)
     return found
 
 
-def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Target, trained: Path) -> None:
+def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Target, trained: Trained) -> None:
     assert sign_by_run(unsigned, trained, is_new=True) == "" and unsigned.load()
     first = unsigned.read_signatures()
     assert sign_by_run(unsigned, trained) == "" and unsigned.read_signatures() == first
@@ -483,7 +501,7 @@ def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Ta
     assert unsigned.read_signatures() != first
 
 
-def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, trained: Path) -> None:
+def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, trained: Trained) -> None:
     unsigned.tag(READING_TAG, '{"evil": true}')
     warning = sign_by_run(unsigned, trained)
     assert f"small/{unsigned.number} stays unsigned" in warning and READING_TAG in warning
@@ -496,7 +514,7 @@ def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, 
 
 
 def test_a_run_signs_what_an_earlier_run_of_this_home_has_left_unsigned_and_no_other_runs_version(
-    unsigned: Target, trained: Path
+    unsigned: Target, trained: Trained
 ) -> None:
     unsigned.tag(FLOW_RUN_TAG, "killed-run")
     record = {"run": {"flow_run_id": "killed-run"}, "model": {"digest": TAGS[MODEL_TAG]}, "stages": []}
@@ -511,7 +529,7 @@ def test_a_run_signs_what_an_earlier_run_of_this_home_has_left_unsigned_and_no_o
 
 @pytest.mark.parametrize("path", [CONFIG, TOKENIZER, "model/added.safetensors", "model/added.py"])
 def test_a_run_refuses_to_sign_a_version_that_differs_from_the_model_that_it_trained(
-    unsigned: Target, trained: Path, path: str
+    unsigned: Target, trained: Trained, path: str
 ) -> None:
     (unsigned.place / path).write_text("{}  ")
     with pytest.raises(UserError, match="differs from the model that was trained here"):
@@ -520,7 +538,7 @@ def test_a_run_refuses_to_sign_a_version_that_differs_from_the_model_that_it_tra
 
 
 def test_files_that_have_changed_since_a_version_was_signed_are_not_signed_again(
-    unsigned: Target, trained: Path
+    unsigned: Target, trained: Trained
 ) -> None:
     sign_by_run(unsigned, trained, is_new=True)
     change("MLmodel")(unsigned)

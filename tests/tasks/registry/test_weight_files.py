@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from tasks.registry.weight_files import find_difference
+from tasks.registry.weight_files import INDEX, Different, Trained, require_trained
+from training.jobs.protocol import sha256
 
 ONE, TWO = struct.pack("<2f", 1, 2), struct.pack("<2f", 3, 4)
 TENSORS = {"a.weight": ONE, "b.weight": TWO}
@@ -36,17 +38,57 @@ def logged(tmp_path: Path) -> Path:
     write_tensors(tmp_path / "trained" / "model.safetensors", TENSORS)
     for number, (name, content) in enumerate(TENSORS.items(), 1):
         write_tensors(tmp_path / "logged" / "model" / f"model-0000{number}-of-00002.safetensors", {name: content})
-    (tmp_path / "logged" / "model" / "model.safetensors.index.json").write_text("{}")
+    write_index(tmp_path / "logged", {"a.weight": 1, "b.weight": 2})
     (tmp_path / "logged" / "MLmodel").write_text("flavors: {}")
     return tmp_path / "logged"
 
 
-def difference(logged: Path) -> str:
-    return find_difference(logged, logged.parent / "trained")
+def write_index(logged: Path, files: dict[str, int]) -> None:
+    places = {name: f"model-0000{number}-of-00002.safetensors" for name, number in files.items()}
+    (logged / "model" / INDEX).write_text(json.dumps({"weight_map": places}))
+
+
+def digest_all(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def difference(logged: Path, known: dict[str, str] | None = None) -> str:
+    """The first difference from the trained folder, whose files had the digests `known` when it was trained."""
+    trained, files = logged.parent / "trained", digest_all(logged)
+    try:
+        assert require_trained(logged, files, Trained(trained, known or digest_all(trained))) == files
+    except Different as found:
+        return str(found)
+    return ""
 
 
 def test_weights_that_were_written_in_other_files_are_the_same(logged: Path) -> None:
     assert difference(logged) == ""
+
+
+def test_an_index_that_leaves_out_a_tensor_or_names_another_file_is_a_difference(logged: Path) -> None:
+    for files in ({"a.weight": 1}, {"a.weight": 1, "b.weight": 1}):
+        write_index(logged, files)
+        assert difference(logged) == f"model/{INDEX}"
+
+
+def test_weights_that_have_changed_since_the_training_are_named_also_where_both_are_one_file(logged: Path) -> None:
+    trained = logged.parent / "trained" / "model.safetensors"
+    known = digest_all(trained.parent)
+    write_tensors(trained, TENSORS | {"a.weight": TWO})
+    write_tensors(logged / "model" / "model-00001-of-00002.safetensors", {"a.weight": TWO})
+    assert difference(logged) == "" and difference(logged, known) == "model/model.safetensors"
+    for file in (logged / "model").glob("*.safetensors*"):
+        file.unlink()
+    os.link(trained, logged / "model" / "model.safetensors")
+    assert difference(logged) == "" and difference(logged, known) == "model/model.safetensors"
+
+
+def test_what_is_signed_are_the_bytes_that_were_compared(logged: Path) -> None:
+    """The registry had other weights when its files were read for the first time, and has the trained ones now."""
+    now, trained = digest_all(logged), logged.parent / "trained"
+    before = {path: "e" * 64 if path.endswith(".safetensors") else digest for path, digest in now.items()}
+    assert require_trained(logged, before, Trained(trained, digest_all(trained))) == now
 
 
 def test_a_tensor_with_other_content_type_or_shape_is_named(logged: Path) -> None:
