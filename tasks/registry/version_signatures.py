@@ -36,6 +36,8 @@ from tasks.signatures.keys import KEY, key_id, load_signing_key
 from tasks.signatures.trust import Trust, TrustedKey, pin_own_key, read_trust, trust_file
 from tasks.tracking.connection import FLOW_RUN_TAG, MODEL_TAG, connect, mlflow_errors
 from training.jobs.protocol import write_atomically
+from training.local_files import find_foreign
+from training.models.repository_files import REGISTRY_ROOMS
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ NOT_SIGNED = (MANIFEST, PROVENANCE, "registered_model_meta")
 """Files that no manifest covers: the signatures, and the file that MLflow adds to a download."""
 EXPORTS = "export"
 """The folder of exports in the version's MLflow run."""
+LONGEST = 2**26
+"""Bytes of a signature."""
 _TIME = TypeAdapter(AwareDatetime)
 _NUMBER = re.compile("[1-9][0-9]*")
 _logger = logging.getLogger(__name__)
@@ -248,22 +252,36 @@ def _fetch(name: str, number: str, version: ModelVersion | None) -> tuple[bytes,
         if version is None or SIGNED_TAG not in version.tags:
             return None
         with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-            files = _open_files(client, name, number)
-            present = {entry.path for entry in files.list_artifacts() if not entry.is_dir}
-            for file in present.intersection((MANIFEST, PROVENANCE)):
-                files.download_artifacts(file, folder)
+            uri, files = _open_files(client, name, number)
+            present = [one for one in files.list_artifacts() if not one.is_dir and one.path in (MANIFEST, PROVENANCE)]
+            for entry in present:
+                if reason := _find_unreadable(uri, entry.path, entry.file_size):
+                    raise BadSignature(reason)
+                files.download_artifacts(entry.path, folder)
             try:
                 return Path(folder, MANIFEST).read_bytes(), Path(folder, PROVENANCE).read_bytes()
             except FileNotFoundError as error:
                 raise BadSignature(f"its file {Path(error.filename).name} is missing") from error
 
 
-def _open_files(client: MlflowClient, name: str, number: str) -> Any:
-    """MLflow's repository of a version's files."""
+def _find_unreadable(uri: str, file: str, size: int | None) -> str:
+    """Why a signature below a URI is not read; empty if it is."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if (size or 0) > LONGEST:
+        return f"its file {file} has more than {LONGEST >> 20} MiB"
+    here = [f"{local_file_uri_to_path(uri)}/{file}"] if is_local_uri(uri) else []
+    foreign = find_foreign(here, REGISTRY_ROOMS, "signature")
+    return f"its file {file} {foreign[0].message}" if foreign else ""
+
+
+def _open_files(client: MlflowClient, name: str, number: str) -> tuple[str, Any]:
+    """The URI of a version's files, and MLflow's repository of them."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     uri = client.get_model_version_download_uri(name, number)
-    return get_artifact_repository(uri, tracking_uri=tracking_uri(), registry_uri=tracking_uri())
+    return uri, get_artifact_repository(uri, tracking_uri=tracking_uri(), registry_uri=tracking_uri())
 
 
 def require_own_key(client: MlflowClient, name: str) -> EllipticCurvePrivateKey:
@@ -389,7 +407,7 @@ def sign_version(
     with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
         for file, content in bundles.items():
             Path(aside, file).write_bytes(content)
-            _open_files(client, name, number).log_artifact(str(Path(aside, file)))
+            _open_files(client, name, number)[1].log_artifact(str(Path(aside, file)))
     client.set_model_version_tag(name, number, SIGNED_TAG, signer)
     _keep(name, number, bundles[MANIFEST], bundles[PROVENANCE])
     return signed

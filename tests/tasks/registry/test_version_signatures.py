@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tasks.signatures.keys import FILE as KEY_FILE
 from tasks.signatures.keys import KEY, load_signing_key, write_public_key
 from tasks.signatures.trust import FILE as TRUST
 from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, MlflowFailed, connect
+from tests.fork_server import NEW_PYTHON
 from tests.made import NO_WEIGHTS, artifact
 from tests.servers import closed_port
 from training.problems import UserError
@@ -213,6 +215,26 @@ def link_weights(target: Target) -> None:
     (target.place.parent.parent / "elsewhere").write_bytes(b"evil")
 
 
+def link_folder(target: Target) -> None:
+    (target.place / "model").rename(elsewhere := target.place.parent.parent / f"elsewhere-{target.number}")
+    (target.place / "model").symlink_to(elsewhere)
+    (elsewhere / "model.safetensors").write_bytes(b"evil")
+
+
+def make_pipe(target: Target) -> None:
+    (target.place / MANIFEST).unlink()
+    os.mkfifo(target.place / MANIFEST)
+
+
+def make_endless(target: Target) -> None:
+    os.truncate(target.place / PROVENANCE, 2**40)
+
+
+def link_secret(target: Target) -> None:
+    (target.place / PROVENANCE).unlink()
+    (target.place / PROVENANCE).symlink_to(create_home() / KEY_FILE)
+
+
 def strip(target: Target) -> None:
     remove(MANIFEST, PROVENANCE)(target)
     target.client.delete_model_version_tag(target.name, target.number, SIGNED_TAG)
@@ -287,6 +309,9 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "manifest empty": (change(MANIFEST, b""), "cut off"),
     "manifest missing": (remove(MANIFEST), f"{MANIFEST} is missing"),
     "provenance missing": (remove(PROVENANCE), f"{PROVENANCE} is missing"),
+    "manifest is a pipe": (make_pipe, f"{MANIFEST} is a pipe"),
+    "provenance is a link to a secret of the user": (link_secret, f"{PROVENANCE} lies in the home"),
+    "provenance of a terabyte": (make_endless, f"{PROVENANCE} has more than"),
     "provenance is no bundle": (change(PROVENANCE, b"[]"), "cut off, or no bundle"),
     "provenance of deep lists": (change(PROVENANCE, b"[" * 100_000), "cut off, or no bundle"),
     "signature cut off": (edit_bundle(MANIFEST, cut_signature), "not by the key"),
@@ -352,6 +377,12 @@ def test_an_attack_on_a_signed_version_is_refused_by_name_and_nothing_is_loaded(
     assert not list((create_home() / "jobs").glob("*/champion"))
 
 
+def test_a_folder_that_is_a_link_out_of_the_version_is_refused(target: Target) -> None:
+    link_folder(target)
+    with pytest.raises(MlflowFailed, match="resolved path is outside the artifact directory"):
+        target.load()
+
+
 def test_every_tag_by_which_a_version_is_used_is_signed_and_a_report_of_drift_is_not(target: Target) -> None:
     for tag in BOUND_TAGS:
         target.tag(tag, "evil")
@@ -394,6 +425,19 @@ def test_an_old_version_that_is_registered_again_is_refused(registry: Registry) 
         again.load()
 
 
+def test_a_registered_model_that_takes_the_name_of_another_is_refused(empty_registry: Registry) -> None:
+    ours, other = empty_registry.register(), empty_registry.register("other")
+    assert ours.load() and other.load()
+    empty_registry.client.rename_registered_model(NAME, "former")
+    empty_registry.client.rename_registered_model("other", NAME)
+    shutil.rmtree(create_home() / "jobs")
+    with pytest.raises(UserError, match=r"config\.json has changed since it was signed"):
+        ours.load()
+    forget()
+    with pytest.raises(UserError, match="it is the signature of other/1"):
+        ours.load()
+
+
 def test_parts_of_a_version_that_are_fetched_alone_are_verified(target: Target, tmp_path: Path) -> None:
     champion = Champion(name=NAME, version=target.number, model=TAGS[MODEL_TAG], key=TAGS[FIT_TAG], max_length=32)
     for path in (CONFIG, TOKENIZER):
@@ -413,6 +457,32 @@ def test_every_file_is_verified_on_request_also_those_that_are_not_loaded(target
     (target.place / "conda.yaml").symlink_to("MLmodel")
     expected = [f"{TOKENIZER} is missing", "MLmodel has changed", "code/evil.py was added", "conda.yaml is a link"]
     assert check_all_files(signed) == expected
+
+
+def ask_model_signing(target: Target) -> bool:
+    """Whether the command of OpenSSF, with the public key alone, verifies the version."""
+    (key := target.registry.folder.parent / "team.pub").write_text(
+        yaml.safe_load((create_home() / TRUST).read_text())["keys"][0]["key"]
+    )
+    argv = [Path(NEW_PYTHON).with_name("model_signing"), "verify", "key", target.place]
+    argv += ["--signature", target.place / MANIFEST, "--public_key", key]
+    asked = subprocess.run([*map(str, argv)], capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in asked.stderr
+    return asked.returncode == 0
+
+
+def test_the_verifier_of_model_signing_gives_the_same_answer(target: Target) -> None:
+    signed = verify_tags(target.client.get_model_version(NAME, target.number))
+    assert signed is not None and check_all_files(signed) == [] and ask_model_signing(target)
+    before = (target.place / CONFIG).read_bytes()
+    change(CONFIG)(target)
+    assert check_all_files(signed) == [f"{CONFIG} has changed"] and not ask_model_signing(target)
+    (target.place / CONFIG).write_bytes(before)
+    change("model/pytorch_model.bin")(target)
+    assert check_all_files(signed) == ["model/pytorch_model.bin was added"] and not ask_model_signing(target)
+    remove("model/pytorch_model.bin")(target)
+    edit_statement(MANIFEST, drop_resource)(target)
+    assert not ask_model_signing(target)
 
 
 def test_an_export_that_was_changed_or_added_since_is_refused(registry: Registry, tmp_path: Path) -> None:
