@@ -122,7 +122,7 @@ class Executor:
                 result = result.result()
             state = work.state
             if stage.cached:
-                self._remote.upload(result)
+                self._remote.upload(result, made=state != "cached")
                 result = stage.open(result)
         finally:
             artifact = result.location if isinstance(result, Artifact) else None

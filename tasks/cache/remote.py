@@ -60,8 +60,9 @@ class Remote:
         """
         return nullcontext()
 
-    def upload(self, ref: Artifact) -> None:
-        """Uploads an artifact of the run, unless other machines have it, while the run goes on."""
+    def upload(self, ref: Artifact, *, made: bool) -> None:
+        """Uploads an artifact of the run, unless other machines have it, while the run goes on. It is signed if the run
+        has `made` it."""
 
     def deliver_earlier(self) -> None:
         """Uploads what earlier runs of this home left, while the run goes on."""

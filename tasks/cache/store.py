@@ -109,7 +109,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
 def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result: Any) -> Artifact:
     """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
     forced run. Raises OSError if the disk is full; then nothing is published."""
-    _write(aside / INPUTS, _to_json(inputs))
+    _write(aside / INPUTS, to_json(inputs))
     paths = sorted(_files(aside))
     digests = Digests(home()).of_many(paths)
     files: list[dict[str, Any]] = [
@@ -119,7 +119,7 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result
     digest, parts = _digest_content(files)
     ref = Artifact(stage=stage, key=key, digest=digest, parts=parts, result=result)
     manifest = {"ref": ref.model_dump(), "files": files}
-    complete(aside, stage, key, _to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
+    complete(aside, stage, key, to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
     return ref
 
 
@@ -235,7 +235,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _to_json(value: Mapping[str, Any]) -> bytes:
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """The content of a file with these values, the same in every process."""
     return json.dumps(dict(value), indent=1, sort_keys=True).encode()
 
 

@@ -16,9 +16,13 @@ from tasks.cache.stage import Work, without_number
 from tasks.home import home, named_lock
 from tasks.shared_store.bucket import VARIABLE, Bucket, BucketError
 from tasks.shared_store.leases import Leases
-from tasks.shared_store.shared_artifacts import ArtifactUploads, DamagedObject, SharedStore
+from tasks.shared_store.shared_artifacts import ArtifactUploads, DamagedObject, SharedArtifact, SharedStore
 from tasks.shared_store.shared_checkpoints import remove_checkpoints, share_checkpoints
+from tasks.shared_store.signed_manifests import Doubt
 from tasks.shared_store.transfers import count_bytes
+
+_SHOWN = 3
+"""Artifacts that a warning names."""
 
 
 def open_remote() -> Remote:
@@ -52,13 +56,14 @@ class BucketRemote(Remote):
         """Whether a look-up failed: each further one would wait for the same answer."""
         self._takes_leases = True
         self._warnings: list[str] = []
+        self._doubts: dict[tuple[str, str], Doubt] = {}
 
     def find(self, stage: str, key: str, progress: Progress = no_progress) -> Artifact | None:
         """The artifact, fetched into the local store; None if it is absent, damaged, or the bucket does not answer."""
         if self._is_away:
             return None
         try:
-            artifact = self._shared.look_up(stage, key)
+            artifact = self._look_up(stage, key)
             if artifact is None:
                 return None
             with named_lock(f"fetch-{stage}-{key}"):  # plans fetch too, and hold no lock of the stage
@@ -130,10 +135,10 @@ class BucketRemote(Remote):
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
         return share_checkpoints(self._bucket, work, signing_key, device, is_away=self._is_away)
 
-    def upload(self, ref: Artifact) -> None:
+    def upload(self, ref: Artifact, *, made: bool) -> None:
         """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
         if (ref.stage, ref.key) not in self._fetched:
-            self._uploads.add(ref.stage, ref.key)
+            self._uploads.add(ref.stage, ref.key, ref.digest if made else "")
 
     def deliver_earlier(self) -> None:
         """Uploads what earlier runs of this home left, while the run goes on."""
@@ -141,16 +146,36 @@ class BucketRemote(Remote):
 
     def end_run(self, wait: bool, note: Callable[[str], None] = lambda text: None) -> list[str]:
         """Waits for the end of uploads, or leaves them to a later run. Returns the warnings of the run."""
-        warnings, self._warnings = self._warnings + self._uploads.end(wait, note), []
+        warnings = self._warnings + self._warn_of_doubts() + self._uploads.end(wait, note)
+        self._warnings = []
         self._leases.release_all()  # of failed uploads: another machine must not wait for this one's next run
         self._fetched, self._is_away, self._takes_leases = {}, False, True
         return warnings
 
     def _is_made(self, stage: str, key: str) -> bool:
         try:
-            return self._shared.look_up(stage, key) is not None
+            return self._look_up(stage, key) is not None
         except DamagedObject:
             return True  # `find` removes it
+
+    def _look_up(self, stage: str, key: str) -> SharedArtifact | None:
+        """The artifact; None if it is absent or refused."""
+        artifact = self._shared.look_up(stage, key)
+        if artifact is None or artifact.doubt is None:
+            return artifact
+        self._doubts[stage, key] = artifact.doubt
+        return None if artifact.doubt.refused else artifact
+
+    def _warn_of_doubts(self) -> list[str]:
+        """A warning of all artifacts that are used unverified, and one of all that are refused."""
+        warnings, (doubts, self._doubts) = list[str](), (self._doubts, {})
+        for refused, end in ((False, "are used unverified"), (True, "are not used, and made here")):
+            found = [(place, doubt.reason) for place, doubt in doubts.items() if doubt.refused == refused]
+            if found:
+                shown = "; ".join(f"{stage} {key[:16]} {reason}" for (stage, key), reason in found[:_SHOWN])
+                shown += f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                warnings.append(f"Artifacts of {self._bucket.url} {end}: {shown}.")
+        return warnings
 
     def _upload_ended(self, stage: str, key: str) -> None:
         self._leases.end(stage, key)

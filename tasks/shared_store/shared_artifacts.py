@@ -1,7 +1,7 @@
 """Artifacts in a bucket that many machines share.
 
     objects/<2 hex>/<sha256>         the content of a file, once for all artifacts that have it
-    artifacts/<stage>/<key>.json     the manifest of the local store, byte for byte
+    artifacts/<stage>/<key>.json     the manifest of the local store, with its maker's signature: `signed_manifests`
 
 Objects come first and the manifest last, created only if absent: a reader finds all of an artifact or none of it, and
 of two machines that make the same key, the first manifest stands. A downloaded file is verified before it is used.
@@ -9,7 +9,8 @@ of two machines that make the same key, the first manifest stands. A downloaded 
 A run uploads in the background. A killed run leaves its pending uploads to the next run of the home, and so does a run
 whose bucket does not answer:
 
-    <home>/uploads/<stage>.<key>    an artifact that may be absent in the bucket: locked while it is uploaded
+    <home>/uploads/<stage>.<key>    an artifact that may be absent in the bucket: locked while it is uploaded. The file
+                                    has its digest if this home made it, and so may sign it
     <home>/uploads/.read-only       the URL of the bucket that refused the last upload
 """
 
@@ -35,6 +36,7 @@ from tasks.home import home, with_this_home
 from tasks.locks import exclusive_lock
 from tasks.shared_store.bucket import AlreadyExists, Bucket, Forbidden, NotFound
 from tasks.shared_store.leases import Leases, announce
+from tasks.shared_store.signed_manifests import FIELD, Doubt, find_doubt, sign_manifest
 from tasks.shared_store.transfers import SharedFile, Stopped, download, in_parallel, send
 
 NEIGHBOURS = 50
@@ -67,6 +69,9 @@ class SharedArtifact:
     ref: Artifact
     files: tuple[SharedFile, ...]
     manifest: bytes
+    """Without its signature, as the local store has it."""
+    doubt: Doubt | None
+    """Why it is not trusted."""
     here: Mapping[str, Path]
     """Files of this home that had the same content when they were made, by sha256."""
 
@@ -103,11 +108,14 @@ class SharedStore:
     def look_up(self, stage: str, key: str) -> SharedArtifact | None:
         """The artifact; None if it is absent. Raises DamagedObject if its manifest cannot be used."""
         try:
-            manifest = self._bucket.read(manifest_name(stage, key))
+            content = self._bucket.read(name := manifest_name(stage, key))
         except NotFound:
             return None
-        ref, files = parse_manifest(manifest, stage, key)
-        return SharedArtifact(ref, files, manifest, _files_here(stage, {file.sha256 for file in files}))
+        ref, files = parse_manifest(content, stage, key)
+        fields = json.loads(content)
+        doubt = find_doubt(name, fields, fields.pop(FIELD, None))
+        here = _files_here(stage, {file.sha256 for file in files})
+        return SharedArtifact(ref, files, store.to_json(fields), doubt, here)
 
     def fetch(self, artifact: SharedArtifact, on_bytes: Callable[[int], None] = lambda count: None) -> int | None:
         """Publishes the artifact in the local store. Returns the bytes that were downloaded; None, and publishes
@@ -137,8 +145,9 @@ class SharedStore:
         Digests(home()).keep_many({ref.path / file.path: file.sha256 for file in missing})
         return sum(file.bytes for file in missing)
 
-    def upload(self, stage: str, key: str, stop: Event | None = None) -> Upload:
-        """Uploads an artifact of the local store: objects that are absent, then the manifest unless one stands.
+    def upload(self, stage: str, key: str, stop: Event | None = None, *, made: str = "") -> Upload:
+        """Uploads an artifact of the local store: objects that are absent, then the manifest unless one stands. The
+        manifest is signed if the artifact has the digest `made`, of one that this home has made.
 
         Raises Stopped, before the next part of a file, if `stop` is set; `store.Damaged` or LookupError if the artifact
         is damaged or absent here; DamagedObject if the manifest in the bucket cannot be used.
@@ -148,6 +157,9 @@ class SharedStore:
             raise LookupError(f"{stage} {key} is not in the store")
         manifest = (ref.path / store.MANIFEST).read_bytes()
         contents = {file.sha256: file for file in parse_manifest(manifest, stage, key)[1]}.values()
+        name = manifest_name(stage, key)
+        if made == ref.digest:
+            manifest = store.to_json(sign_manifest(name, json.loads(manifest)))
         sent_bytes, stops = 0, [stop] if stop else []
         while (standing := self.look_up(stage, key)) is None:
             with announce(self._bucket, self._leases, stage, key, manifest, *stops):
@@ -160,7 +172,7 @@ class SharedStore:
                     )
                 )
                 with contextlib.suppress(AlreadyExists):
-                    self._bucket.create(manifest_name(stage, key), manifest)
+                    self._bucket.create(name, manifest)
                     return Upload(sent_bytes, ref.digest, ref.digest)
         return Upload(sent_bytes, ref.digest, standing.ref.digest)
 
@@ -192,11 +204,17 @@ class ArtifactUploads:
         self._failed_at = 0.0
         self._warnings: list[str] = []
 
-    def add(self, stage: str, key: str) -> None:
-        """Records an artifact of this run on disk and uploads it."""
+    def add(self, stage: str, key: str, made: str = "") -> None:
+        """Records an artifact of this run on disk and uploads it.
+
+        `made` is its digest if this run has made it. What the home has fetched earlier may be somebody else's.
+        """
         with contextlib.suppress(OSError):  # a full disk: the artifact is uploaded unless this process is killed
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._mark(stage, key).touch(mode=0o600)
+            mark = self._mark(stage, key)
+            mark.touch(mode=0o600)
+            if made:
+                mark.write_text(made)
         with self._turn:
             self._queue[stage, key] = True
             self._start()
@@ -304,12 +322,13 @@ class ArtifactUploads:
             mark.unlink(missing_ok=True)
 
     def _send(self, stage: str, key: str, stop: threading.Event) -> Upload:
+        made = self._mark(stage, key).read_text()
         try:
-            return self._shared.upload(stage, key, stop)
+            return self._shared.upload(stage, key, stop, made=made)
         except DamagedObject as damage:
             self._warnings.append(f"{damage}. It was replaced.")
             self._shared.remove(damage)
-            return self._shared.upload(stage, key, stop)
+            return self._shared.upload(stage, key, stop, made=made)
 
     def _note_read_only(self, error: Forbidden) -> list[str]:
         """The note for a consumer, once for each home and bucket."""
@@ -330,11 +349,11 @@ def manifest_name(stage: str, key: str) -> str:
 
 
 def parse_manifest(manifest: bytes, stage: str, key: str) -> tuple[Artifact, tuple[SharedFile, ...]]:
-    """The artifact of a manifest and its files. Raises DamagedObject."""
+    """The artifact of a manifest and its files; its signature is not verified. Raises DamagedObject."""
     try:
-        parsed = json.loads(manifest)
-        files = tuple(_FILES.validate_python(parsed["files"]))  # their names first: the artifact's digests are of them
-        ref, _ = store.checked_manifest(parsed, stage, key, "its manifest")
+        fields = {name: value for name, value in json.loads(manifest).items() if name != FIELD}
+        files = tuple(_FILES.validate_python(fields["files"]))  # their names first: the artifact's digests are of them
+        ref, _ = store.checked_manifest(fields, stage, key, "its manifest")
         return ref, files
     except ValidationError as error:
         first = error.errors()[0]

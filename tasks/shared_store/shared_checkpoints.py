@@ -1,6 +1,6 @@
 """Checkpoints of a running training in a bucket, from which another machine resumes it.
 
-    checkpoints/<key of fit>/<step>.json                a checkpoint, written last
+    checkpoints/<key of fit>/<step>.json                a checkpoint, signed and written last
     checkpoints/<key of fit>/objects/<2 hex>/<sha256>   the content of a file
 
 The newest replaces those before it. An upload runs while training goes on. Objects are below the key, because no
@@ -27,6 +27,7 @@ from tasks.cache.remote import Progress, no_progress
 from tasks.cache.stage import Listener, Work
 from tasks.cache.store import link_or_copy
 from tasks.shared_store.bucket import Bucket, BucketError, Forbidden, NotFound, Unavailable
+from tasks.shared_store.signed_manifests import FIELD, Doubt, find_doubt, sign_manifest
 from tasks.shared_store.transfers import SharedFile, Stopped, check, count_bytes, download, in_parallel, send
 from training.engine import checkpoints
 from training.jobs.protocol import CHECKPOINTS, EVENTS, Event, Job, Message, fsync, sha256
@@ -228,8 +229,11 @@ class Checkpoints:
         steps = {int(found[1]): name for name in self._bucket.names(self._above) if (found := _STEP.search(name))}
         for step in sorted((step for step in steps if step > self.newest_here()), reverse=True):
             try:
-                shared = self._read(steps[step])
-                if not refuse(shared):
+                shared, doubt = self._read(steps[step])
+                if doubt is not None:
+                    end = "is not used" if doubt.refused else "is used unverified"
+                    warn(f"checkpoint {step} in the shared store {doubt.reason}: it {end}")
+                if not (doubt and doubt.refused) and not refuse(shared):
                     self._fetch(shared, signing_key, progress)
                     return shared
             except NotFound:
@@ -264,7 +268,7 @@ class Checkpoints:
             shutil.rmtree(self._aside, ignore_errors=True)
         check(closing)
         name = f"{self._above}/{step:010}.json"
-        self._bucket.write(name, shared.model_dump_json(indent=1).encode())
+        self._bucket.write(name, json.dumps(sign_manifest(name, shared.model_dump(mode="json")), indent=1).encode())
         with contextlib.suppress(BucketError):  # some may write and not remove
             if not self._remove_older(name, {self._object(file) for file in shared.files}):
                 return None
@@ -273,11 +277,17 @@ class Checkpoints:
     def _object(self, file: SharedFile) -> str:
         return f"{self._above}/{file.object}"
 
-    def _read(self, name: str) -> SharedCheckpoint:
+    def _read(self, name: str) -> tuple[SharedCheckpoint, Doubt | None]:
+        """The checkpoint, and why it is not trusted."""
+        content = self._bucket.read(name)
         try:
-            return SharedCheckpoint.model_validate_json(self._bucket.read(name))
+            fields = json.loads(content)
+            signature = fields.pop(FIELD, None)
+            return SharedCheckpoint.model_validate_json(json.dumps(fields)), find_doubt(name, fields, signature)
         except ValidationError as error:
             raise DamagedCheckpoint(f"{name}: {error.errors()[0]['msg']}") from error
+        except (ValueError, AttributeError, TypeError) as error:
+            raise DamagedCheckpoint(f"{name}: {error}") from error
 
     def _remove_older(self, newest: str, needed: set[str]) -> bool:
         """Returns False, and removes the newest instead, if another machine that trains the same has removed objects of

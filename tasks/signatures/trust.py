@@ -80,6 +80,11 @@ class TrustedKey(BaseModel):
         """Whether it may sign versions of this registered model."""
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
+    @property
+    def may_sign_artifacts(self) -> bool:
+        """Whether it may sign what a shared store has, which belongs to no registered model."""
+        return "*" in self.models
+
     def is_revoked(self, signed_at: datetime) -> bool:
         """Whether a signature of this time is refused."""
         return self.revoked is not None and signed_at >= self.revoked

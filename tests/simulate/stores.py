@@ -133,9 +133,9 @@ class Stores:
             world.random.shuffle(keys)
             for stage, key in keys[: world.random.choice((1, 2, len(keys)))]:
                 damages = self.damages
-                ref = self._stage(machine, remote, stage, key)
+                ref, made = self._stage(machine, remote, stage, key)
                 self._read(machine, ref, damages)
-                remote.upload(ref)
+                remote.upload(ref, made=made)
                 reported.append((stage, key))
             warnings = remote.end_run(wait=True)
         if not warnings:
@@ -143,7 +143,8 @@ class Stores:
                 self.kept.setdefault(place, world.now)
             world.count("runs without warnings")
 
-    def _stage(self, machine: Machine, remote: BucketRemote, stage: str, key: str) -> Artifact:
+    def _stage(self, machine: Machine, remote: BucketRemote, stage: str, key: str) -> tuple[Artifact, bool]:
+        """The artifact, and whether this machine has made it."""
         world = self.world
         locks, name = FlockManager(home() / "locks"), f"{stage}/{key}/record"
         locks.acquire_lock(name, "holder")
@@ -162,7 +163,7 @@ class Stores:
         finally:
             self.inside.pop(section, None) if self.inside.get(section) is process else None
             locks.release_lock(name, "holder")
-        return ref
+        return ref, work.state != "cached"
 
     def _make(self, machine: Machine, stage: str, key: str, out: Path) -> Any:
         world = self.world

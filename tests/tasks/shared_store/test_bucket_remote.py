@@ -168,7 +168,7 @@ def test_while_another_machine_makes_an_artifact_this_one_waits_and_then_fetches
 
     def deliver() -> None:
         for ref in refs:
-            first.upload(ref)
+            first.upload(ref, made=True)
 
     waits = Waits(with_this_home(deliver))
     made.clear()
@@ -297,7 +297,7 @@ def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
 
     s3.fault = fail_at_first
     (row, _) = run(Remote())
-    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
+    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""), made=True)
     deadline = time.monotonic() + 60
     while not any(request.startswith("PUT") and "/artifacts/write/" in request for request in s3.requests):
         assert time.monotonic() < deadline
@@ -311,14 +311,14 @@ class Panic(BaseException):
 
 
 def test_an_upload_that_panics_ends_the_run_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic(*arguments: object) -> None:
+    def panic(*_: object, **__: object) -> None:
         raise Panic("index out of bounds")
 
     homes = Homes(tmp_path, monkeypatch, f"file://{tmp_path}")
     monkeypatch.setattr(SharedStore, "upload", panic)
     remote = homes.use("first")
     (row, _) = run(Remote())
-    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
+    remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""), made=True)
     ended = list[str]()
     waits = Thread(target=with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
     waits.start()
@@ -340,7 +340,7 @@ def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3
     remote, may_go_on = homes.use("first"), Event()
     s3.fault = lambda request: None if may_go_on.wait(20) else 500
     for row in run(Remote()):
-        remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""))
+        remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""), made=True)
     (warning,) = remote.end_run(wait=False)
     may_go_on.set()
     assert "interrupted" in warning and "write" in warning and "count" in warning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,10 @@ from tasks.home import home as create_home
 from tasks.shared_store.bucket import Bucket
 from tasks.shared_store.bucket_remote import BucketRemote
 from tasks.shared_store.shared_checkpoints import Checkpoints, CheckpointUploader, remove_checkpoints, share_checkpoints
+from tasks.shared_store.signed_manifests import FIELD
+from tasks.signatures.keys import load_signing_key
+from tasks.signatures.trust import FILE as TRUST
+from tasks.signatures.trust import pin_own_key
 from tests import fork_server
 from tests.fork_server import COMMANDS, Fork
 from tests.s3 import S3
@@ -119,6 +124,66 @@ def test_a_fetched_checkpoint_counts_as_one_of_this_home(bucket: Bucket, use_hom
     checkpoints.require_own(second.job / CHECKPOINTS / "checkpoint-20", create_home() / "signing.key")
 
 
+def rename_step(bucket: Bucket, use_home: UseHome) -> None:
+    """The signed checkpoint as one of more steps, which a training would prefer to its own."""
+    bucket.write(f"checkpoints/{KEY}/0000000030.json", bucket.read(name := f"checkpoints/{KEY}/0000000020.json"))
+    bucket.remove(name)
+
+
+def replace_weights(bucket: Bucket, use_home: UseHome) -> None:
+    """Another content, with its right digest, in the signed manifest."""
+    name = f"checkpoints/{KEY}/0000000020.json"
+    fields = json.loads(bucket.read(name))
+    (file,) = (file for file in fields["files"] if file["path"].endswith("optimizer.pt"))
+    file |= {"sha256": hashlib.sha256(b"evil").hexdigest(), "bytes": len(b"evil")}
+    bucket.write(f"checkpoints/{KEY}/objects/{file['sha256'][:2]}/{file['sha256']}", b"evil")
+    bucket.write(name, json.dumps(fields).encode())
+
+
+def remove_signature(bucket: Bucket, use_home: UseHome) -> None:
+    name = f"checkpoints/{KEY}/0000000020.json"
+    bucket.write(name, json.dumps({**json.loads(bucket.read(name)), FIELD: None}).encode())
+
+
+def train_elsewhere(bucket: Bucket, use_home: UseHome) -> None:
+    """The attacker's own training of the same key, with a key of its own."""
+    (work := use_home("attacker")).job.mkdir(parents=True, exist_ok=True)
+    pin_own_key(load_signing_key().public_key(), "refuse")
+    shutil.rmtree(work.job)
+    save(work, 30)
+    uploads(bucket, work).upload()
+
+
+CHECKPOINT_ATTACKS = {
+    "as one of another step": (rename_step, "30", "the signature of something else"),
+    "with other weights": (replace_weights, "20", "the signature of something else"),
+    "without a signature": (remove_signature, "20", "has no signature"),
+    "by another key": (train_elsewhere, "30", "does not trust"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_ATTACKS)
+def test_a_checkpoint_that_no_trusted_key_has_signed_is_named_and_not_resumed_from(
+    bucket: Bucket, use_home: UseHome, name: str
+) -> None:
+    first = use_home("first")
+    pin_own_key(load_signing_key().public_key(), "refuse")
+    save(first, 20)
+    uploads(bucket, first).upload()
+    trust = (create_home() / TRUST).read_text()
+    attack, step, reason = CHECKPOINT_ATTACKS[name]
+    attack(bucket, use_home)
+    second = use_home("second")
+    (create_home() / TRUST).write_text(trust)
+    messages = resume(bucket, second)
+    assert f"checkpoint {step} in the shared store" in messages[0] and reason in messages[0]
+    assert "is not used" in messages[0] and f"checkpoint-{step}" not in here(second)
+    shutil.rmtree(second.job, ignore_errors=True)
+    (create_home() / TRUST).write_text(trust.replace("unsigned: refuse", "unsigned: warn"))
+    is_used = reason in ("has no signature", "does not trust")
+    assert (f"checkpoint-{step}" in (resume(bucket, second) and here(second))) == is_used
+
+
 def test_only_the_newest_stays_in_the_bucket_and_nothing_after_the_training(bucket: Bucket, use_home: UseHome) -> None:
     work = use_home("first")
     sender = uploads(bucket, work)
@@ -141,7 +206,7 @@ def test_when_the_artifact_of_the_training_is_in_the_bucket_its_checkpoints_are_
     uploads(bucket, work).upload()
     with store.filling("fit", KEY) as aside:
         (aside / "weights").write_text("trained")
-        remote.upload(store.publish(aside, "fit", KEY, {}, {}))
+        remote.upload(store.publish(aside, "fit", KEY, {}, {}), made=True)
     assert remote.end_run(wait=True) == []
     assert bucket.names("artifacts/fit") == [f"artifacts/fit/{KEY}.json"] and bucket.names("checkpoints") == []
 
