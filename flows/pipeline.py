@@ -27,6 +27,7 @@ from tasks.stages.predict import (
     predict_fold,
     reference_logprobs,
 )
+from tasks.stages.process_images import has_images, process_images
 from tasks.stages.publish import publish
 from tasks.stages.register import promote, register
 from tasks.stages.resolve import resolve
@@ -125,7 +126,11 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
         mined = build(mine_negatives, recipe, lock, data, model if negatives.source == "base" else None)
     if (taught := recipe.training.teacher) is not None and taught.writes_targets:
         written = build(teacher_outputs, recipe, lock, data)
-    tokens = build(tokenize, recipe, data, model, mined, written)
+    tokens: Artifact
+    if has_images(recipe):
+        tokens = build(process_images, recipe, data, model)
+    else:
+        tokens = build(tokenize, recipe, data, model, mined, written)
     require_fitting_lengths(recipe, tokens)
     with_reference = build(reference_logprobs, recipe, lock, model, tokens) if needs_reference(recipe) else tokens
     unlabelled, teacher, more_tokens = None, None, None

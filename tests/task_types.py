@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tests.training import programs_here
 from tests.training.tiny import CONFIG, LABELS, WORDS
 from training.jobs.protocol import Events, Job
 
@@ -26,6 +27,9 @@ ROWS = {"train": 150, "validation": 60}
 OF_TEXTS = {"text": ["text"], "label": "label"}
 ANSWERED = {"columns": {"prompt": "prompt", "completion": "completion"}}
 GPT2 = CONFIG | {"model_type": "gpt2"}
+CORNERS = ["bottom", "left", "top"]
+VIT = {"model_type": "vit", "image_size": 16, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 2}
+VIT |= {"num_attention_heads": 2, "intermediate_size": 64}
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 120}
 
 
@@ -126,6 +130,14 @@ def candidates(draw: random.Random) -> Row:
     return {"query": f"some {wanted}", "documents": documents, "labels": [float(sort == wanted) for sort in sorts]}
 
 
+def drawn_image(draw: random.Random) -> Row:
+    """A bright square in one of the corners, in the dark."""
+    from tests.training.pictures import data_url, square
+
+    corner = draw.choice(CORNERS)
+    return {"image": data_url(square(corner, draw)), "label": corner}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -157,6 +169,7 @@ TINY: dict[str, Tiny] = {
         ["ndcg_at_10", "mrr_at_1"],
         options={"loss": "lambda"},
     ),
+    "image-classification": Tiny(drawn_image, {"label": "label"}, ["accuracy", "f1"], VIT),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
     ),
@@ -182,7 +195,7 @@ def recipe_of(name: str, rows: Path, **training: Any) -> dict[str, Any]:
             **tiny.data,
         },
         "model": {"source": "scratch", "config": tiny.config},
-        "tokens": {"max_length": 32},
+        **({} if tiny.config is VIT else {"tokens": {"max_length": 32}}),
         "training": {**usual, **training},
         "evaluation": {"splits": ["validation"], "metrics": tiny.metrics},
         "release": {"registry": name},
@@ -216,7 +229,7 @@ def build_world(values: Row, home: Path) -> Path:
     """The output of the stages before fit for a recipe with a model from scratch and the rows in home/rows: data/,
     base/output/{model,tokenizer}/ and tokens/."""
     from training.data.load_rows import load
-    from training.programs import create_model
+    from training.programs import create_image_model, create_model, process_images
     from training.recipe import parse
     from training.recipe.rules.column_rules import source_columns
     from training.tokenization.token_files import tokenize
@@ -224,6 +237,14 @@ def build_world(values: Row, home: Path) -> Path:
     recipe, rows = parse(values), home / "rows"
     columns = source_columns(recipe)
     load(recipe.data, columns.task_type, {split: [str(rows / f"{split}.jsonl")] for split in ROWS}, home / "data")
+    (home / "base/output").mkdir(parents=True)
+    if columns.has_images:
+        settings = {"config": recipe.model.config, "seed": recipe.model.seed}
+        programs_here.run(create_image_model, home / "base", {}, **settings)
+        inputs = {"data": home / "data", "tokenizer": home / "base/output/tokenizer"}
+        programs_here.run(process_images, home / "processed", inputs, **recipe.task_and_options)
+        (home / "processed/output").rename(home / "tokens")
+        return home
     settings = {
         "config": recipe.model.config,
         "seed": recipe.model.seed,
@@ -233,7 +254,6 @@ def build_world(values: Row, home: Path) -> Path:
     job = Job(
         program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(home / "data")}
     )
-    (home / "base/output").mkdir(parents=True)
     create_model.main(home / "base", job, Events(home / "base/events.jsonl"))
     tokens = home / ("tokenized" if getattr(columns.task_type, "needs_reference", False) else "tokens")
     tokenize(columns.task_type, home / "data", home / "base/output/tokenizer", tokens, recipe.tokens.max_length)

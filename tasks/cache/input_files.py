@@ -16,6 +16,7 @@ from training.data.listing import SourceFile, list_texts, stat_url
 from training.local_files import find_foreign, open_local
 from training.models.repository_files import HOME_ROOMS
 from training.problems import Problem, UserError
+from training.recipe.tables.formats import IMAGE_SUFFIXES
 
 Progress = Callable[[int, int], None]
 CHANGED = "has changed since this run began: start another one."
@@ -51,6 +52,26 @@ def digests_of(files: Iterable[SourceFile], progress: Progress = lambda done, to
 def pin_files(files: Iterable[SourceFile]) -> list[PinnedFile]:
     """The files with their digests. Raises UserError for a file that cannot be read."""
     return [PinnedFile(path=path, sha256=digest) for path, digest in digests_of(files).items()]
+
+
+def pin_images(folder: str | None) -> PinnedFile | None:
+    """The folder with the digest of the names and contents of all images in it and below; None if it has none. Raises
+    UserError for an image that cannot be read."""
+    if folder is None:
+        return None
+    images = [one for one in list_texts(folder)[0] if one.file.lower().endswith(IMAGE_SUFFIXES)]
+    digests = digests_of(images)
+    pairs = sorted((os.path.relpath(file, folder), digest) for file, digest in digests.items())
+    return PinnedFile(path=folder, sha256=digest_of(pairs)) if pairs else None
+
+
+@contextlib.contextmanager
+def unchanged_images(pins: Iterable[PinnedFile]) -> Iterator[None]:
+    """Raises UserError after the block if an image has changed since its folder was pinned."""
+    yield
+    changed = [pin.path for pin in pins if pin_images(pin.path) != pin]
+    if changed:
+        raise UserError(Problem(kind="data", where=display_name(path), message=CHANGED) for path in changed)
 
 
 @contextlib.contextmanager

@@ -139,6 +139,8 @@ class PinnedRows(BaseModel):
     """By split, in reading order."""
     fingerprint: str | None = None
     """Returned by the `fingerprint()` of a Python callable."""
+    images: PinnedFile | None = None
+    """The folder from which paths of images start, with the digest of the images in it."""
 
 
 class Lock(BaseModel):
@@ -151,8 +153,10 @@ class Lock(BaseModel):
     """By split, in reading order."""
     data_fingerprint: str | None = None
     """Returned by the `fingerprint()` of a Python callable."""
+    data_images: PinnedFile | None = None
+    """The folder from which paths of images start."""
     data_sets: dict[str, PinnedRows] = Field(default_factory=dict)
-    """The sets of a mixture by name; the three fields above are empty then."""
+    """The sets of a mixture by name; the four fields above are empty then."""
     corrections: PinnedFile | None = None
     """The file of data.corrections."""
     corpus: list[PinnedFile] = Field(default_factory=list)
@@ -208,7 +212,9 @@ class Lock(BaseModel):
     @property
     def sets(self) -> list[PinnedRows]:
         """The sets of a mixture in order; without a mixture, the only one."""
-        only = PinnedRows(hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint)
+        only = PinnedRows(
+            hub=self.data_hub, files=self.data_files, fingerprint=self.data_fingerprint, images=self.data_images
+        )
         return list(self.data_sets.values()) or [only]
 
     def by_section(self, data: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], PinnedRows]]:

@@ -18,6 +18,7 @@ from tasks.registry.model_spec import ModelSpec
 from training import task_types
 from training.data.arrow_columns import as_json, from_json, texts_as_json
 from training.data.casting import Values, to_batch
+from training.data.images import UnusableImage, examine, read_file
 from training.data.row_dicts import BOOLEANS
 from training.data.row_problems import RowProblems
 from training.evaluation.stored_calibration import Calibration, describe_review
@@ -148,6 +149,8 @@ def _parse_value(value: Any, form: Form) -> Any:
         if _is_text(value):
             return value
         raise ValueError("a text")
+    if form == "image":
+        return _read_image(str(value))
     if form == "number":
         try:
             number = math.nan if isinstance(value, bool) else float(value)
@@ -169,6 +172,18 @@ def _parse_value(value: Any, form: Form) -> Any:
     if wrong:
         raise ValueError(f"a value such as {EXAMPLES[form]}")
     return column[0].as_py() or None
+
+
+def _read_image(path: str) -> str:
+    """The image of a file. Raises ValueError, with the description of a right one."""
+    file = Path(path).expanduser().absolute()
+    try:
+        image = read_file(file.name, str(file.parent))
+    except UnusableImage as error:
+        raise ValueError(f"the path of an image (it {error.problem})") from error
+    if problem := examine(image).problem:
+        raise ValueError(f"the path of an image (it {problem})")
+    return image
 
 
 def _is_text(value: Any) -> bool:

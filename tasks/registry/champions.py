@@ -245,6 +245,7 @@ def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
         "files": [pin.sha256 for pin in pinned.files.get("train", ())],
         "commit": pinned.hub.commit if pinned.hub else None,
         "fingerprint": pinned.fingerprint,
+        **({"images": pinned.images.sha256} if pinned.images else {}),
         "code": code_digests(code),
     }
 

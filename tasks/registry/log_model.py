@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from tasks.cache.code import code_behind
 from tasks.cache.store import link_or_copy
 from tasks.home import mlflow_artifacts
-from tasks.registry.versions import LOGGED_PARTS
+from tasks.registry.versions import logged_parts
 from tasks.tracking.connection import mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
@@ -110,7 +110,7 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
         ),
     )
     if is_pipeline:
-        _replace_files(info.model_id, folder, job_dir / "files")
+        _replace_files(info.model_id, folder, job_dir / "files", logged_parts(images=task_type.reads_images()))
     share_weights(MlflowClient().get_logged_model(info.model_id).artifact_location, folder, job_dir / "shared")
     events.progress(done=1, total=3)
     predictions = _compare(task_type, _fetch_logged(info.model_uri, job_dir / "logged"), rows, stored, settings)
@@ -133,25 +133,25 @@ def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelS
 
     from training.models import loading
 
+    own = task_type.preprocessor(folder)
+    read_by = {"tokenizer": loading.load_tokenizer(folder)} if own is None else {"image_processor": own.processor}
+    # A served model truncates long texts as training did.
+    truncation = {"truncation": True, "max_length": settings.max_length} if own is None else {}
     return {
         "flavor": mlflow.transformers,
-        "transformers_model": {
-            "model": loading.load_trained(task_type, folder),
-            "tokenizer": loading.load_tokenizer(folder),
-        },
+        "transformers_model": {"model": loading.load_trained(task_type, folder), **read_by},
         "task": task_type.hub_task,
-        # A served model truncates long texts as training did.
-        "model_config": {"truncation": True, "max_length": settings.max_length},
+        "model_config": truncation,
         "validate_serving_input": False,  # the caller compares the served predictions
     }
 
 
-def _replace_files(model_id: str, folder: Path, aside: Path) -> None:
+def _replace_files(model_id: str, folder: Path, aside: Path, parts: Mapping[str, str]) -> None:
     """Replaces the configurations and the tokenizer that MLflow has written anew by the files of the folder. A training
     that starts from the registered version then has the same bytes on every machine."""
     from mlflow import MlflowClient
 
-    for part, place in LOGGED_PARTS.items():
+    for part, place in parts.items():
         (aside / part).mkdir(parents=True)
         for file in folder.iterdir():
             if part_of(file.name) == part and ".safetensors" not in file.name:
@@ -238,10 +238,10 @@ def _fetch_logged(uri: str, into: Path) -> Path:
     return Path(download_artifacts(artifact_uri=uri, dst_path=str(into)))
 
 
-def _find_parts(folder: Path) -> tuple[Path, Path]:
-    """The folders of a logged model's weights and of its tokenizer."""
-    code = folder / "artifacts" / "model"
-    return (code, code) if code.is_dir() else (folder / LOGGED_PARTS["model"], folder / LOGGED_PARTS["tokenizer"])
+def _find_parts(folder: Path, *, images: bool) -> tuple[Path, Path]:
+    """The folders of a logged model's weights and of its tokenizer, or of the image processor."""
+    code, parts = folder / "artifacts" / "model", logged_parts(images=images)
+    return (code, code) if code.is_dir() else (folder / parts["model"], folder / parts["tokenizer"])
 
 
 def _compare(
@@ -254,7 +254,8 @@ def _compare(
     """The predictions of the logged model. Raises RuntimeError if they differ from the stored ones."""
     from training.engine.predictor import Predictor
 
-    predictor = Predictor(task_type, *_find_parts(folder), settings.max_length, calibration=settings.calibration)
+    parts = _find_parts(folder, images=task_type.reads_images())
+    predictor = Predictor(task_type, *parts, settings.max_length, calibration=settings.calibration)
     predictions = predictor.predict(rows)
     for row, now, before in zip(rows.to_pylist(), predictions, stored, strict=True):
         if not task_type.same_prediction(now, before, settings.tolerance):

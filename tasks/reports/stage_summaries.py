@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from training.programs.loaded_teacher import TeacherResult
     from training.programs.observe import ObserveResult
     from training.programs.predict import BlocksResult, PredictResult
+    from training.programs.process_images import ProcessImagesResult
     from training.tokenization.token_files import TokenizeResult
 
 
@@ -104,6 +105,10 @@ def _summarize_tokens(result: TokenizeResult) -> str:
     return f"{result.tokens:,} tokens, {result.truncated:,} rows cut"
 
 
+def _summarize_images(result: ProcessImagesResult) -> str:
+    return f"{result.rows:,} images of {result.height} × {result.width} pixels; {result.computed:,} processed"  # noqa: RUF001
+
+
 def _summarize_mined(result: MineResult) -> str:
     texts = "" if result.texts is None else f"; {result.embedded:,} of {result.texts:,} texts embedded"
     return f"{result.negatives:,} negatives for {result.rows:,} rows{texts}"
@@ -148,6 +153,7 @@ STAGES = {
     "check_teacher": StageEntry(_summarize_repeated, is_optional=True),
     "mine_negatives": StageEntry(_summarize_mined, is_optional=True),
     "tokenize": StageEntry(_summarize_tokens, has_report=True),
+    "process_images": StageEntry(_summarize_images, is_optional=True),
     "reference_logprobs": StageEntry(_summarize_blocks, is_optional=True),
     "load_unlabelled": StageEntry(_summarize_unlabelled, is_optional=True),
     "tokenize_unlabelled": StageEntry(_summarize_tokens, is_optional=True),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.input_files import Progress, unchanged
+from tasks.cache.input_files import Progress, unchanged, unchanged_images
 from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedRows
 from tasks.cache.stage import Work
 from tasks.hub.client import explain_read_errors
@@ -107,7 +107,7 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Stag
         content["corpus"] |= {"rules": rules.model_dump(mode="json"), **reading_by_name(data.sets[0], paths)}
         names["corpus.files"] = ", ".join(paths)
     columns = {column.name: column.form + " or nothing" * column.may_be_empty for column in wanted.columns}
-    libraries = [library for one in sources for library in one.libraries]
+    libraries = [library for one in sources for library in one.libraries] + ["pillow"] * wanted.has_images
     reads: dict[str, Files] = {}
     if model is not None:
         reads["tokenizer"] = folder_of(model, "tokenizer")
@@ -180,6 +180,8 @@ def _content(data: Data, pinned: PinnedRows, evaluated: Sequence[str]) -> dict[s
     }
     if data.source in ("hub", "python"):
         content |= data.model_dump(include={"path", "config"}) | {"splits": split_names(data, evaluated)}
+    if pinned.images is not None:
+        content["images"] = pinned.images.sha256
     if data.split is not None and data.split.by != "rows":
         content["split"] = data.split.model_dump()
     return content
@@ -191,6 +193,7 @@ def _shown_names(data: Data, pinned: PinnedRows) -> dict[str, str]:
         "commit": f"{data.path} at {data.revision or 'main'}",
         "fingerprint": f"what {data.path} is made from",
         **{f"files.{split}": ", ".join(pin.path for pin in files) for split, files in pinned.files.items()},
+        **({"images": f"the images in {pinned.images.path}"} if pinned.images else {}),
     }
 
 
@@ -242,12 +245,18 @@ def load_rows(
     decided = settings.corrections
     corrections = decided.path if decided is not None else None
     files = [pin for one in settings.pinned for files in one.files.values() for pin in files] + settings.corpus
-    with unchanged([*files, decided] if decided is not None else files):
+    images = [one.images for one in settings.pinned]
+    folders = [None if pin is None else pin.path for pin in images]
+    with (
+        unchanged([*files, decided] if decided is not None else files),
+        unchanged_images(pin for pin in images if pin is not None),
+    ):
         if data.mix is not None:
             result = load(
                 *(data, task_type, pinned, out, progress, settings.evaluated, explain, counter),
                 corrections=corrections,
                 refused_rows=refused,
+                image_folders=folders,
             )
         else:
             with explain(0):
@@ -255,6 +264,7 @@ def load_rows(
                     *(data, task_type, pinned[0], out, progress, settings.evaluated),
                     corrections=corrections,
                     refused_rows=refused,
+                    image_folders=folders,
                 )
         if settings.corpus:
             load_corpus(data, task_type, [pin.path for pin in settings.corpus], out, progress)

@@ -16,16 +16,19 @@ from tasks.hub.client import download_model
 from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.registry.champions import files_of_version
 from tasks.stages.preflight.model_check import require_model
+from training import task_types
 from training.jobs.protocol import NotInKey, Settings
 from training.models.repository_files import (
     labels_of_config,
     part_of,
     read_json,
+    require_image_processor,
     require_no_other_files,
     require_vocabulary,
 )
 from training.models.weights import read_shapes
 from training.problems import UserError
+from training.programs.create_image_model import CreateImageModelSettings
 from training.programs.create_model import CreateModelSettings, ModelResult
 from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
@@ -55,8 +58,16 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
     model, hub, champion = recipe.model, lock.model_hub, lock.start
     names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
     files = {"files": {name: pin.sha256 for name, pin in lock.model_files.items()}}
+    wanted = source_columns(recipe)
+    if data is not None and wanted.has_images:
+        return StageJob(
+            "training.programs.create_image_model",
+            CreateImageModelSettings(config=model.config or {}, seed=model.seed),
+            reads={},
+            libraries=("transformers", "torch", "safetensors"),
+            field_names={"config": "model.config", "seed": "model.seed"},
+        )
     if data is not None:
-        wanted = source_columns(recipe)
         return StageJob(
             "training.programs.create_model",
             CreateModelSettings(
@@ -103,7 +114,10 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     for name, pin in lock.model_files.items():
         copy_pinned(pin, _place(name, out))
     require_no_other_files(out / "model", out / "tokenizer")
-    require_vocabulary(out / "tokenizer", where)
+    if task_types.class_of(settings.recipe.task).reads_images():
+        require_image_processor(out / "tokenizer", where)
+    else:
+        require_vocabulary(out / "tokenizer", where)
     checked = require_model(settings.recipe, lock, model=out / "model")
     work.on_events([{"kind": "note", "message": note} for note in checked.notes])
     work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
-from tasks.cache.input_files import Progress, digests_of, pin_files
+from tasks.cache.input_files import Progress, digests_of, pin_files, pin_images
 from tasks.cache.results import Lock, PinnedCommit, PinnedFile, PinnedRows
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
@@ -32,7 +32,7 @@ from tasks.registry.champions import (
 from tasks.tracking.connection import find_registry_problems
 from training.data.file_systems import is_url, name_of
 from training.data.listing import SourceFile, describe_unread, list_texts
-from training.data.sources import find_split_files, fingerprint, load_object, object_splits
+from training.data.sources import find_split_files, fingerprint, image_folder, load_object, object_splits
 from training.evaluation.hub_metrics import PREFIX, fetch
 from training.jobs.protocol import write_atomically
 from training.models.repository_files import CHAT_TEMPLATE, POOLING, part_of, require_files, require_model_folder
@@ -44,6 +44,7 @@ from training.recipe.reading_rules import ReadingRules
 from training.recipe.rules.release_rules import absent_splits
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.row_checks import TEACHER_ROWS
+from training.task_types import class_of
 from training.tokenization.chat_templates import require_template
 
 
@@ -192,7 +193,7 @@ def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> L
 def pin_tokenizer(recipe: Recipe) -> Lock:
     """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
-        _require_whole(_model_folder(recipe))
+        _require_whole(_model_folder(recipe), images=class_of(recipe.task).reads_images())
     found = _start()
     return Lock(**found | _pin_model(recipe, found)) if recipe.model.source in ("hub", "registry") else Lock()
 
@@ -252,19 +253,20 @@ def _pin_data(recipe: Recipe, found: dict[str, Any], progress: Progress) -> dict
             split: [PinnedFile(path=file.file, sha256=digests[file.file], size_bytes=_size(file)) for file in found]
             for split, found in splits.items()
         }
-        pinned[index] = PinnedRows(files=pins)
+        images = pin_images(image_folder(data.sets[index])) if class_of(recipe.task).reads_images() else None
+        pinned[index] = PinnedRows(files=pins, images=images)
     if data.mix is not None:
         sets = {name: pinned[index] for index, name in enumerate(data.set_names)}
         return {"data_sets": sets, **further}
     (only,) = pinned.values()
     rows = {"data_hub": only.hub, "data_files": only.files, "data_fingerprint": only.fingerprint}
-    return {**rows, **further}
+    return {**rows, "data_images": only.images, **further}
 
 
 def _name_unread(data: Data, unread: Sequence[SourceFile], folders: Sequence[str]) -> Iterator[str]:
     if FORMATS[data.source].is_folder:
         files = [os.path.relpath(file.file, os.path.expanduser(data.path)) for file in unread]
-        for names, reason in ((folders, "in no split"), (files, "of another suffix than .txt")):
+        for names, reason in ((folders, "in no split"), (files, "of other suffixes than the rows")):
             some = ", ".join(map(on_one_line, names[:3])) + (", …" if len(names) > 3 else "")
             if names:
                 yield f"{data.path}: not read, because {reason}: {len(names):,} ({some})"
@@ -288,7 +290,8 @@ def _pin_repository(path: str, revision: str | None, recipe: Recipe, found: dict
     """The commit of a model on the Hub. Raises UserError if it lacks files."""
     looked = _look_up("model", path, revision, recipe, found)
     if looked.files is not None:
-        require_files(looked.files, f"{path!r} at {looked.pin.commit[:12]}")
+        where = f"{path!r} at {looked.pin.commit[:12]}"
+        require_files(looked.files, where, images=class_of(recipe.task).reads_images())
     return looked.pin
 
 
@@ -298,7 +301,8 @@ def _pin_model(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     if model.source == "hub":
         return {"model_hub": _pin_repository(str(model.path), model.revision, recipe, found)}
     if model.source == "folder":
-        return {"model_files": pin_model_folder(_model_folder(recipe))}
+        images = class_of(recipe.task).reads_images()
+        return {"model_files": pin_model_folder(_model_folder(recipe), images=images)}
     if model.source == "registry":
         version = find_base(recipe)
         if str(version) != model.path:
@@ -349,18 +353,18 @@ def _model_folder(recipe: Recipe) -> Path:
     return Path(recipe.model.path or "").expanduser().absolute()
 
 
-def pin_model_folder(folder: Path) -> dict[str, PinnedFile]:
-    """The files of a local model by name. Raises UserError with everything that it lacks."""
-    _require_whole(folder)
+def pin_model_folder(folder: Path, *, images: bool = False) -> dict[str, PinnedFile]:
+    """The files of a local model of texts or of images by name. Raises UserError with everything that it lacks."""
+    _require_whole(folder, images=images)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and part_of(path.name))
     paths += sorted(folder.glob(POOLING))
     names = [name_of_file(path.relative_to(folder).as_posix()) for path in paths]
     return dict(zip(names, _pin_files(paths), strict=True))
 
 
-def _require_whole(folder: Path) -> None:
+def _require_whole(folder: Path, *, images: bool = False) -> None:
     """Raises UserError for a local model that lacks files, or has damaged weights."""
-    require_model_folder(folder)
+    require_model_folder(folder, images=images)
     read_shapes({path.name: path for path in folder.iterdir()})
 
 

@@ -940,8 +940,9 @@ def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatc
         walk = CodeOfStages()
         tiny = TINY[task]
         sections = {"data": {"source": "csv", "path": "rows", **tiny.data}, "evaluation.metrics": tiny.metrics}
-        values = spelt(base(), {"task": task, "options": tiny.options, **sections})
         kind = class_of(task)
+        sections |= {"model.config": tiny.config} if kind.reads_images() else {}
+        values = spelt(base(), {"task": task, "options": tiny.options, **sections})
         fitting = [name for name, form in EXPORTS.items() if kind.auto_class in form.classes]
         # A model from scratch has no tokenizer that llama.cpp knows.
         fitting = [name for name in fitting if not EXPORTS[name].for_known_tokenizers]

@@ -100,10 +100,11 @@ def make_world(home: Path, **config: Any) -> Path:
 def export_untrained(base: Path, out: Path, task: Any = "sequence-classification", labels: Any = LABELS) -> Path:
     """The folder `out`, as training exports the model and the tokenizer in `base`, with a head that is drawn."""
     from training import task_types
-    from training.models.loading import export, load_for_training, load_tokenizer
+    from training.models.loading import export, load_for_training, load_preprocessor
 
     task_type = task_types.load(task) if isinstance(task, str) else task
-    model = load_for_training(task_type, base / "model", labels, load_tokenizer(base / "tokenizer"), seed=1)
+    read_by = load_preprocessor(task_type, base / "tokenizer")
+    model = load_for_training(task_type, base / "model", labels, read_by, seed=1)
     export(model, base / "tokenizer", out)
     return out
 

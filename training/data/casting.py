@@ -23,6 +23,7 @@ from training.data.arrow_columns import (
     with_label_names,
 )
 from training.data.filtering import filter_mask
+from training.data.ipc_files import IMAGES_IN_BLOCK
 from training.data.mojibake import is_single_byte, misread_texts
 from training.data.readers import Block, MissingColumns
 from training.data.row_dicts import BOOLEANS, WHOLE_NUMBER
@@ -44,6 +45,7 @@ UNCODED_TYPES: Mapping[Form, pa.DataType] = {
     "boolean": pa.bool_(),
     "value": pa.string(),
     "content": pa.string(),
+    "image": pa.string(),
 }
 """The types of columns while labels are still names."""
 ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
@@ -74,7 +76,7 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
     row_filter = parse_filter(data.filter) if data.filter else None
     remaining = data.limit
     column_problems: dict[str, tuple[Problem, ...]] = {}
-    for block in blocks:
+    for block in small_blocks(blocks, wanted):
         column_problems[block.where] = block.column_problems
         cast = _cast_block(block, wanted, row_filter, remaining)
         if remaining is not None:
@@ -84,6 +86,15 @@ def cast_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Cast
             break
     if files := [where for where, problems in column_problems.items() if problems]:
         raise MissingColumns([problem for where in files for problem in column_problems[where]], files)
+
+
+def small_blocks(blocks: Iterable[Block], wanted: SourceColumns) -> Iterator[Block]:
+    """The same blocks, cut so that the images of one fit into memory if rows have images."""
+    if not wanted.has_images:
+        yield from blocks
+        return
+    for block in blocks:
+        yield from block.parts(IMAGES_IN_BLOCK)
 
 
 def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, list[RowProblem]]:
@@ -99,7 +110,7 @@ def convert_block(block: Block, wanted: SourceColumns) -> tuple[pa.RecordBatch, 
         problems.setdefault(problem.row, problem)
     _need_casts(rows.schema, wanted, block.where)
     for name in rows.schema.names:
-        for convert in (_decode, _cast, _parse_nested):
+        for convert in (_decode, _cast, _parse_nested, _read_images):
             column, problems_by_place = convert(name, rows.column(name), wanted, block)
             for place, description in problems_by_place.items():
                 number = int(block.numbers[place])
@@ -157,7 +168,7 @@ def mask_of(row_filter: Filter, rows: pa.RecordBatch, where: str) -> np.ndarray[
 
 def _decode(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
     """Decodes bytes."""
-    if not any(check(column.type) for check in _BYTES):
+    if not any(check(column.type) for check in _BYTES) or wanted.form_of(name) == "image":
         return column, {}
     decoded, invalid = decode_texts(column)
     encoding = wanted.data.encoding
@@ -246,6 +257,15 @@ def _parse_nested(name: str, column: pa.Array, wanted: SourceColumns, block: Blo
     if block.spelt:
         return from_json(column, name, form, separator)
     return from_arrow(column, name, form, block.label_names)
+
+
+def _read_images(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> tuple[pa.Array, Wrong]:
+    """Converts paths of images, their bytes, and objects of both to the base64 of the files."""
+    if wanted.form_of(name) != "image":
+        return column, {}
+    from training.data.images import read_images
+
+    return read_images(column, name, block.image_folder or wanted.image_folder)
 
 
 def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:
@@ -352,6 +372,7 @@ _NEEDED: Mapping[Form, str] = {
     "boolean": "true or false",
     "value": "values that JSON can write",
     "content": "texts or lists of messages",
+    "image": "paths of images, their bytes, or objects of bytes and path",
 }
 
 

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, DecimalException
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +27,11 @@ from training.data.readers import Block
 from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics
 from training.data.row_times import RowTimes
-from training.recipe.source_columns import SourceColumns, StoredColumn
-from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
+from training.recipe.source_columns import WITHOUT_TEXT, SourceColumns, StoredColumn
+from training.recipe.tables.row_checks import IMAGE_CHECKS, REFUSED_BY_TEMPLATE
 
 if TYPE_CHECKING:
+    from training.data.images import Examined
     from training.recipe.column_types import Mask
 
 MAX_LABELS_NAMED = 5
@@ -66,6 +68,36 @@ def blank_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[st
             yield f"has an empty text in column {column.source_name!r}", _with_blank(rows.column(column.name))
 
 
+def unusable_image(check: str, rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
+    """Images that cannot be read, have more than one frame, or too many pixels, by the name of the check."""
+    for column in wanted.contents:
+        if column.form == "image":
+            found = [examine_image(image) for image in rows.column(column.name).to_pylist()]
+            reasons = [one.problem if one is not None and one.check == check else "" for one in found]
+            for reason in dict.fromkeys(filter(None, reasons)):
+                mask = np.array([one == reason for one in reasons])
+                yield f"{reason} in column {column.source_name!r}", mask
+
+
+def converted_image(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask, str]]:
+    """Images that are turned, or whose colors are converted."""
+    for column in wanted.contents:
+        if column.form == "image":
+            found = [examine_image(image) for image in rows.column(column.name).to_pylist()]
+            for change in dict.fromkeys(change for one in found if one is not None for change in one.changes):
+                mask = np.array([one is not None and change in one.changes for one in found])
+                yield f"{change} in column {column.source_name!r}", mask, ""
+
+
+def examine_image(image: str | None) -> Examined | None:
+    """What is known of a stored image; None for a missing one."""
+    if image is None:
+        return None
+    from training.data.images import examine
+
+    return examine(image)
+
+
 def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:
     """Texts of implausible length, such as a whole file behind an unclosed quotation mark."""
     most = LONGEST_DOCUMENT_BYTES if wanted.task_type.takes_documents else LONGEST_TEXT_BYTES
@@ -95,7 +127,7 @@ def garbled_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[
     """Texts and labels that an earlier program damaged: UTF-8 read in another encoding (`CafÃ©`), U+FFFD, and byte
     order marks."""
     for column in wanted.columns:
-        if column.form in ("number", "boolean"):
+        if column.form in WITHOUT_TEXT:
             continue
         values = rows.column(column.name)
         row_of = pc.list_parent_indices(values).to_numpy() if is_list(values.type) else np.arange(len(values))
@@ -108,7 +140,7 @@ def garbled_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[
             yield f"{description} in column {column.source_name!r}", mask, examples[description]
 
 
-_WORDS = {"text": "text", "texts": "texts"}
+_WORDS = {"text": "text", "texts": "texts", "image": "image"}
 
 
 def _missing(rows: pa.RecordBatch, column: StoredColumn) -> Mask:
@@ -449,6 +481,7 @@ ROW_CHECKS: dict[str, RowCheck] = {
     "blank_text": blank_text,
     "long_text": long_text,
     "missing_label": missing_label,
+    **{check: partial(unusable_image, check) for check in IMAGE_CHECKS},
 }
 """Each takes the rows of one block and yields descriptions of problems, each with the mask of its rows."""
 
@@ -456,6 +489,7 @@ RowRemark = Callable[[pa.RecordBatch, SourceColumns], Iterator[tuple[str, "Mask"
 
 ROW_REMARKS: dict[str, RowRemark] = {
     "garbled_text": garbled_text,
+    "converted_image": converted_image,
 }
 """The same for rows that are kept, with an example."""
 
@@ -486,7 +520,7 @@ SET_CHECKS: dict[str, SetCheck] = {
 """Each takes the labels in the train rows of each set of a mixture, and the names of the sets."""
 
 LEAVES_OUT = (
-    *("encoding", "ragged", "malformed", "type", *ROW_CHECKS, "missing_time", "unknown_label"),
+    *("encoding", "ragged", "malformed", "type", "missing_image", *ROW_CHECKS, "missing_time", "unknown_label"),
     REFUSED_BY_TEMPLATE,
 )
 """The checks of unusable rows: unless the level is error, the rows are left out."""

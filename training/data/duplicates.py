@@ -21,6 +21,7 @@ from training.data.label_indices import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
 from training.jobs.protocol import Result
+from training.recipe.column_types import Form
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -31,7 +32,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
 
 def hash_rows(rows: pa.RecordBatch, inputs: Sequence[StoredColumn]) -> Hashes:
     """Returns a hash of each row's values in these columns, the same on every machine."""
-    *earlier, texts = (_spell(rows.column(column.name)) for column in inputs)
+    *earlier, texts = (_spell(rows.column(column.name), column.form) for column in inputs)
     if earlier:
         texts = [
             "".join(f"{len(text)} {text} " for text in leading) + final
@@ -51,7 +52,11 @@ def hash_ids(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return (hash_texts(texts) & _BITS).astype(np.int64)
 
 
-def _spell(column: pa.Array) -> list[str]:
+def _spell(column: pa.Array, form: Form | None = None) -> list[str]:
+    if form == "image":
+        from training.data.images import examine
+
+        return [examine(image).pixels for image in column.to_pylist()]
     return [value if isinstance(value, str) else as_json(value) for value in column.to_pylist()]
 
 
@@ -156,6 +161,8 @@ class HashedRows:
                 batch = reader.get_batch(number)
                 if position < batch.num_rows:
                     value = batch.column(column.name)[position].as_py()
+                    if column.form == "image":
+                        return "the same pixels"
                     return repr(value) if column.form == "label" else shorten(value)
                 position -= batch.num_rows
         raise IndexError(position)

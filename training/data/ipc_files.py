@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 BLOCK_ROWS = 10_000  # rows of a record batch: fast to read, and small enough to hold several
+IMAGES_IN_BLOCK = 256  # the same for rows with images
 
 
 CORPUS = "corpus"
@@ -41,17 +42,17 @@ def ipc_reader(path: Path, *, mapped: bool = True) -> Iterator[pa.RecordBatchFil
         yield pa.ipc.open_file(file)
 
 
-def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of exactly BLOCK_ROWS (the last one smaller), each in its own memory.
+def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of exactly `rows` (the last one smaller), each in its own memory.
 
     A slice would be written with up to 63 bytes of its neighbours in the larger buffer.
     """
     held = schema.empty_table()
     for batch in batches:
         held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
-        while held.num_rows >= BLOCK_ROWS:
-            yield _copied(held.slice(0, BLOCK_ROWS))
-            held = held.slice(BLOCK_ROWS)
+        while held.num_rows >= rows:
+            yield _copied(held.slice(0, rows))
+            held = held.slice(rows)
     if held.num_rows:
         yield _copied(held)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from training.data.file_systems import as_user_error, display_name, filesystem, is_url, is_web, local_path, name_of
 from training.problems import Problem, UserError, nearest, on_one_line
+from training.recipe.tables.formats import IMAGE_SUFFIXES
 
 # Metadata fields whose value changes with a file's content; the first one present is used.
 _CONTENT = ("ETag", "etag", "md5", "md5Hash", "Content-MD5", "Digest", "checksum", "crc32c", "generation", "blob_id")
@@ -170,8 +171,9 @@ class Listing:
 
 
 def list_texts(folder: str) -> tuple[list[SourceFile], list[SourceFile]]:
-    """Returns the files of a folder of texts at any depth, one of each label in turn, so that the first ones have all
-    labels; and those that are not read: if the name of one ends in .txt, those of other names.
+    """Returns the files of a folder of texts or images at any depth, one of each label in turn, so that the first ones
+    have all labels; and those that are not read: beside images those of other names, and if the name of one ends in
+    .txt, those of other names. A folder with as many images as texts is one of images.
 
     Hidden ones are left out. Raises UserError for a link to a folder, whose files would be missing.
     """
@@ -184,7 +186,9 @@ def list_texts(folder: str) -> tuple[list[SourceFile], list[SourceFile]]:
     if links:
         message = "is a link to a folder, whose files are not read: copy them here."
         raise UserError(Problem(kind="data", where=display_name(path), message=message) for path in links)
-    texts = [path for path in found if path.lower().endswith(TEXT_SUFFIX)] or found
+    texts = [path for path in found if path.lower().endswith(TEXT_SUFFIX)]
+    images = [path for path in found if path.lower().endswith(IMAGE_SUFFIXES)]
+    texts = images if images and len(images) >= len(texts) else texts or found
     others = sorted({*found} - {*texts})
     ranks, by_rank = Counter[str | None](), dict[str, tuple[int, str]]()
     for file in _sort(map(SourceFile, texts)):

@@ -41,7 +41,7 @@ from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
-from training.data.ipc_files import groups_file, in_blocks, ipc_reader, ipc_writer
+from training.data.ipc_files import BLOCK_ROWS, IMAGES_IN_BLOCK, groups_file, in_blocks, ipc_reader, ipc_writer
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
@@ -103,6 +103,7 @@ def load(
     spelt: Mapping[str, int] | None = None,
     corrections: str | None = None,
     refused_rows: RefusedRows | None = None,
+    image_folders: Sequence[str | None] = (),
 ) -> LoadDataResult:
     """Writes the rows of every split to the folder `out`, with their labels and a report.
 
@@ -113,7 +114,8 @@ def load(
     may raise UserError in place of other errors. `count_tokens` returns the tokens of texts; a mixture that is weighted
     by tokens needs it. `only` is the one split to read, whole, if nothing is trained; `spelt` are then the indices of
     labels whose spelling in the training rows is not their name, as the report has them. `corrections` is the file of
-    decisions about labels. Rows that `refused_rows` finds are left out.
+    decisions about labels. Rows that `refused_rows` finds are left out. `image_folders` are those from which the paths
+    of images in each set start; other sets must hold the images themselves.
 
     `out` gets `<split>.arrow` with the task type's columns, in the types of RowSpecification.columns;
     `labels.json` (names in order, none for a task type without labels); `log/report.json` (rows, labels, characters
@@ -129,7 +131,10 @@ def load(
     """
     out.mkdir(parents=True, exist_ok=True)
     given = [sources] if isinstance(sources, Mapping) else list(sources)
-    wanted = [SourceColumns(one, task_type, tuple(evaluated)) for one in data.sets]
+    folders = image_folders or [None] * len(given)
+    wanted = [
+        SourceColumns(one, task_type, tuple(evaluated), folder) for one, folder in zip(data.sets, folders, strict=True)
+    ]
     if level_of("near_duplicates", wanted[0]) != "ignore":
         require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
@@ -539,7 +544,8 @@ def _place_labels(
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
     with ipc_writer(final, schema) as writer:
-        for block in in_blocks(coded_batches(), schema):
+        rows = IMAGES_IN_BLOCK if wanted.has_images else BLOCK_ROWS
+        for block in in_blocks(coded_batches(), schema, rows):
             writer.write(block)
     return np.concatenate(removed)
 

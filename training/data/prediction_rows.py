@@ -30,12 +30,13 @@ from training.data.casting import (
     convert_block,
     decode_texts,
     mask_of,
+    small_blocks,
     to_batch,
     to_stored_type,
 )
 from training.data.checks import ROW_CHECKS, ROW_REMARKS
 from training.data.decoding import open_text
-from training.data.file_systems import display_name, name_of
+from training.data.file_systems import display_name, is_url, name_of
 from training.data.ipc_files import BLOCK_ROWS
 from training.data.readers import Block, ExtraColumns, load_reader, match_columns
 from training.data.row_dicts import from_mappings
@@ -236,7 +237,7 @@ class RowReader:
         Raises UserError for a file that is unreadable, or lacks a column that the model needs or that is kept.
         """
         source = format_of(file, self._rules)
-        wanted, kept = self._columns_of(source)
+        wanted, kept = self._columns_of(source, None if is_url(file) else os.path.dirname(os.path.abspath(file)))
         reader = _read_lines if source == TEXT_LINES else load_reader(source)
         reading = _FileReading(file, wanted, self._task_type, self._kept)
         yield from reading.in_order(reader(wanted, SPLIT, {SPLIT: [file]}, kept))
@@ -253,12 +254,20 @@ class RowReader:
         reading = _FileReading(where, wanted, self._task_type, self._kept)
         return [*reading.in_order(from_mappings(enumerate(rows, 1), wanted, where, kept))]
 
-    def _columns_of(self, source: str) -> tuple[InputColumns, _KeptColumns]:
-        """The columns to read from files of a format, and those that travel along."""
+    def _columns_of(self, source: str, folder: str | None = None) -> tuple[InputColumns, _KeptColumns]:
+        """The columns to read from files of a format, and those that travel along. Paths of images start from the
+        folder."""
         data = self._rules.data(source, needs_filter=self._needs_filter)
         beside = tuple(name for name in self._kept if name not in self._columns.values())
         specification = cast(RowSpecification, self._task_type)
-        wanted = InputColumns(data, specification, (), self._columns, beside, self._needs_filter)
+        wanted = InputColumns(
+            data,
+            specification,
+            image_folder=folder,
+            roles=self._columns,
+            beside=beside,
+            needs_filter=self._needs_filter,
+        )
         return wanted, _KeptColumns(wanted, self._kept, self.ignored_fields)
 
     def shards(self, file: str, shard_rows: int) -> Iterator[Rows]:
@@ -318,7 +327,7 @@ class _FileReading:
     def in_order(self, blocks: Iterable[Block]) -> Iterator[Rows]:
         """Yields each row once. Raises UserError after the last one for columns that are missing in all of them."""
         column_problems: Sequence[Problem] = ()
-        for block in blocks:
+        for block in small_blocks(blocks, self._wanted):
             column_problems = block.column_problems
             rows = self._convert(block)
             if rows.numbers:

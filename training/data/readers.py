@@ -55,6 +55,8 @@ class Block:
     """Whether lists and objects are JSON texts rather than Arrow values."""
     remarks: tuple[RowProblem, ...] = ()
     """Suspicious rows that are kept."""
+    image_folder: str | None = None
+    """The folder of a row's images, if each row is a file of it."""
     column_problems: tuple[Problem, ...] = ()
     """Problems of the file's columns as far as it was read. A later row may have a column that is missing so far, so
     only those of the last block that is read count."""
@@ -69,6 +71,21 @@ class Block:
         return replace(
             self, rows=kept, numbers=numbers, row_problems=(), remarks=(), slices=slices, split_values=of_split
         )
+
+    def parts(self, rows: int) -> Iterator[Block]:
+        """Yields the block in parts of this many rows; problems and remarks are in the first."""
+        for start in range(0, max(1, len(self.numbers)), rows):
+            span = slice(start, start + rows)
+            of_split = None if self.split_values is None else self.split_values[span]
+            yield replace(
+                self,
+                rows=self.rows.slice(start, rows),
+                numbers=self.numbers[span],
+                row_problems=() if start else self.row_problems,
+                remarks=() if start else self.remarks,
+                slices={name: values[span] for name, values in self.slices.items()},
+                split_values=of_split,
+            )
 
 
 class ExtraColumns(Protocol):

@@ -243,7 +243,9 @@ def _check_type(number: int, name: str, value: Any, wanted: SourceColumns, types
     value_type = next((name for name, types in VALUE_TYPES.items() if isinstance(value, types)), type(value).__name__)
     description = f"holds {type(value).__name__} in column {name!r}"
     form = wanted.form_of(name)
-    if form == "text":
+    if form == "image":
+        is_valid, expected = value_type == "text", "where a path or the base64 of an image belongs"
+    elif form == "text":
         is_valid, expected = value_type == "text", "where a text belongs"
     elif form == "label":
         if isinstance(value, float) and value.is_integer():
@@ -268,7 +270,7 @@ def _array(values: Sequence[Any], name: str, wanted: SourceColumns) -> pa.Array:
     if any(isinstance(value, str) for value in values):
         # As bytes, since a Python string may hold half a surrogate pair, which Arrow's texts cannot.
         return pa.array([None if v is None else v.encode("utf-8", "surrogatepass") for v in values], pa.binary())
-    if wanted.form_of(name) in ("text", *NESTED) and name not in wanted.casts:
+    if wanted.form_of(name) in ("text", "image", *NESTED) and name not in wanted.casts:
         return pa.array(values, pa.string())
     if any(isinstance(value, float) for value in values):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())

@@ -68,6 +68,10 @@ ADVICE = {
         "write these rows anew from their source, or repair them, such as by the package ftfy; if they are meant so, "
         "set data.checks.garbled_text: ignore."
     ),
+    "converted_image": (
+        "the model gets the converted image, as transformers' pipelines do; if that is right, set "
+        "data.checks.converted_image: ignore."
+    ),
     "header_row": (
         "if the table has no header, name its columns in data.header; if these are names, data.checks.header_row: "
         "ignore."

@@ -88,16 +88,17 @@ def find_split_files(data: Data) -> tuple[dict[str, list[SourceFile]], list[Sour
 
 
 def _find_text_folders(data: Data) -> tuple[dict[str, list[SourceFile]], list[SourceFile], list[str]]:
-    """As `find_split_files`, for folders of texts: `data.path` itself is train, unless it has a folder `train` with
-    folders in it. The files that are not read are those beside the splits and beside texts."""
+    """As `find_split_files`, for folders of texts or images: `data.path` itself is train, unless it has a folder
+    `train` with folders in it. The files that are not read are those beside the splits and beside texts or images."""
+    kind = "image" if data.source == "imagefolder" else "text"
     named = {split: [names] if isinstance(names, str) else names for split, names in (data.splits or {}).items()}
     if url := next(filter(is_url, map(local_path, [data.path, *itertools.chain(*named.values())])), None):
-        message = f"{display_name(url)}: folders of texts are read on this machine: copy the folder here."
+        message = f"{display_name(url)}: folders of {kind}s are read on this machine: copy the folder here."
         raise UserError.of("data", "data.path", message)
     top = os.path.abspath(os.path.expanduser(local_path(data.path)))
     if not os.path.isdir(top):
         Listing().find_files(glob.escape(data.path), ())
-        message = f"{display_name(top)} is a file: name the folder that holds a folder of texts for each label."
+        message = f"{display_name(top)} is a file: name the folder that holds a folder of {kind}s for each label."
         raise UserError.of("data", "data.path", message)
     inner = sorted(entry.name for entry in os.scandir(top) if entry.is_dir() and entry.name[0] not in "._")
     if data.splits is None and "train" in inner and any(one.is_dir() for one in os.scandir(os.path.join(top, "train"))):
@@ -112,7 +113,9 @@ def _find_text_folders(data: Data) -> tuple[dict[str, list[SourceFile]], list[So
             found.setdefault(split, []).append(SourceFile(folder))
             others += unread
             if not texts:
-                message = f"{display_name(folder)} has no text file: the folders here are {', '.join(inner) or 'none'}."
+                message = (
+                    f"{display_name(folder)} has no {kind} file: the folders here are {', '.join(inner) or 'none'}."
+                )
                 message += nearest(name, inner)
                 where = "data.path" if data.splits is None else f"data.splits.{split}"
                 problems.append(Problem(kind="data", where=where, message=message))
@@ -124,6 +127,20 @@ def _find_text_folders(data: Data) -> tuple[dict[str, list[SourceFile]], list[So
     taken = {os.path.basename(file.file) for files in found.values() for file in files}
     beside = [] if data.splits is not None or named["train"] == ["."] else [one for one in inner if one not in taken]
     return found, others, beside
+
+
+def image_folder(data: Data) -> str | None:
+    """Returns the folder from which paths in a column of images start: that of the files, or the one that holds them.
+    None for sources without local files, and for folders of images, whose rows have no paths."""
+    if data.source not in FORMATS or FORMATS[data.source].is_folder or is_url(local_path(data.path)):
+        return None
+    path = os.path.abspath(os.path.expanduser(local_path(data.path)))
+    if os.path.isdir(path):
+        return path
+    folder = os.path.dirname(path)
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 class _Search:

@@ -1,8 +1,8 @@
-"""Rows of folders of texts: a text a file, whose label is the name of its folder, as the folder-based builders of
-`datasets` and `ImageFolder` have it.
+"""Rows of folders of texts or images: a file a row, whose label is the name of its folder, as the folder-based builders
+of `datasets` and torchvision's `ImageFolder` have it.
 
-The columns are `text`, without a line break at its end; `label`, the folder below that of the split, null for files
-directly in it; and `file_name`, from the folder of the split. One file of each label follows another.
+The columns are `text`, without a line break at its end, or `image`; `label`, the folder below that of the split, null
+for files directly in it; and `file_name`, from the folder of the split. One file of each label follows another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.data.decoding import MARKS
@@ -37,6 +38,21 @@ def read_text_folder(
         base = place if is_folder else os.path.dirname(place)
         rows = ((number, _read(number, file.file, base, wanted)) for number, file in enumerate(files, 1))
         yield from from_mappings(rows, wanted, display_name(place), slices, len(files))
+
+
+def read_image_folder(
+    wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns
+) -> Iterator[Block]:
+    """The images of folders, and single ones, which predictions name: their paths, which are read with the other
+    columns."""
+    for place in pinned[split]:
+        is_folder = os.path.isdir(place)
+        files = [one.file for one in list_texts(place)[0]] if is_folder else [place]
+        base = place if is_folder else os.path.dirname(place)
+        names = (os.path.relpath(file, base) for file in files)
+        rows = ({"image": name, "label": text_label(base, f"{base}/{name}"), "file_name": name} for name in names)
+        for block in from_mappings(enumerate(rows, 1), wanted, display_name(place), slices, len(files)):
+            yield replace(block, image_folder=base)
 
 
 def _read(number: int, file: str, base: str, wanted: SourceColumns) -> Any:

@@ -35,7 +35,7 @@ def export(
     them added to its weights. Rank 0 calls it, with `weights` if its model holds only a share of them."""
     network, tokenizer, base = task.model, Path(inputs["tokenizer"]), Path(inputs["model"])
     if task.training.lora:
-        loaded = loading.load_tokenizer(tokenizer, base)
+        loaded = loading.load_preprocessor(task.task_type, tokenizer, base)
         whole = loading.load_for_training(task.task_type, base, settings.labels, loaded, seed=task.training.seed)
         origin = settings.base.model_dump() if settings.base else {}
         adapters.save(network, whole, out / "adapter", origin, weights)

@@ -19,7 +19,7 @@ from training.engine.inference import evaluate
 from training.evaluation.stored_calibration import REVIEW, Calibration
 from training.evaluation.text_statistics import FIELD
 from training.models import loading
-from training.tokenization.transformers_encoder import load_encoder
+from training.tokenization.transformers_encoder import load_encoder_of
 
 if TYPE_CHECKING:
     from training.batching.batches import Batch
@@ -44,8 +44,8 @@ class Observer:
     ) -> None:
         self._calibration = calibration
         self._task_type, self._batch_rows = task_type, batch_rows
-        self._encoder = load_encoder(tokenizer, folder, max_length)
-        self._tokenizer = loading.load_tokenizer(tokenizer, folder)
+        self._encoder = load_encoder_of(task_type, tokenizer, folder, max_length)
+        self._tokenizer = loading.load_preprocessor(task_type, tokenizer, folder)
         self._collate = task_type.collator(self._tokenizer, loading.padding_multiple())
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._network = loading.load_trained(task_type, folder).to(device)
@@ -99,6 +99,9 @@ class Observer:
             found = task_type.predictions(network, task_type.forward(network, inputs), inputs)
             if task_type.embeds:  # rows without targets have one text
                 return None, 1, found.append_column("embedding", found["embeddings"])
+            if task_type.reads_images():  # the mean of all patches, or places of a convolution
+                states = hidden[0].flatten(2).transpose(1, 2) if hidden[0].ndim == 4 else hidden[0]
+                return None, 1, found.append_column("embedding", as_lists(states.mean(dim=1).float().cpu().numpy()))
             mask = inputs.get("attention_mask")
             if mask is None:  # of causal models, whose rows are padded on the right
                 places = torch.arange(hidden[0].shape[1], device=network.device)

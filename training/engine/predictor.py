@@ -20,7 +20,7 @@ from training.models import loading
 from training.task_types.task_type import TaskType
 from training.tokenization.features import RefusedRows, find_beyond
 from training.tokenization.special_tokens import find_spelt
-from training.tokenization.transformers_encoder import load_encoder
+from training.tokenization.transformers_encoder import load_encoder_of
 
 BATCH_ROWS = 32
 Places = npt.NDArray[np.integer[Any]]
@@ -70,10 +70,10 @@ class Predictor:
     ) -> None:
         self.task_type, self._batch_rows, self._precision = task_type, batch_rows, mixed_precision
         self._calibration = calibration
-        self.encoder = load_encoder(tokenizer, folder, max_length)
+        self.encoder = load_encoder_of(task_type, tokenizer, folder, max_length)
         self._using_encoder = Lock()
         """Held while a thread uses the encoder, whose truncation is a state of its own."""
-        self.tokenizer = loading.load_tokenizer(tokenizer, folder)
+        self.tokenizer = loading.load_preprocessor(task_type, tokenizer, folder)
         self._collate = task_type.collator(self.tokenizer, loading.padding_multiple())
         self.network = loading.load_trained(task_type, folder).to(device)
         self.labels: list[str] = task_type.labels_of(self.network.config)

@@ -46,13 +46,14 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
     task_type = task_types.load(settings.task, settings.options | settings.evaluation_options).while_training(
         compute.strategy
     )
-    tokenizer = loading.load_tokenizer(Path(inputs["tokenizer"]), Path(inputs["model"]))
+    tokenizer = loading.load_preprocessor(task_type, Path(inputs["tokenizer"]), Path(inputs["model"]))
     tokens, checkpoint = Path(inputs["tokens"]), inputs.get("checkpoint")
     train, validation = _train_rows(settings, inputs), TokenRows(tokens / "validation.arrow")
     fits: list[Fit] = []
 
     def require_usable(model: PreTrainedModel) -> None:
-        loading.require_positions(model, max_length=settings.max_length)
+        if not task_type.reads_images():
+            loading.require_positions(model, max_length=settings.max_length)
         collate = task_type.collator(tokenizer, loading.padding_multiple())
         warn: Callable[[str], None] = events.warning if rank() == 0 else (lambda message: None)
         collation.require_same_predictions(task_type, model, tokenizer, validation, collate, warn)

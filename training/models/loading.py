@@ -43,6 +43,8 @@ class TaskModel(Protocol):
 
     auto_class: ClassVar[str]
 
+    def preprocessor(self, folder: Path) -> Any | None: ...
+
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]: ...
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None: ...
@@ -77,6 +79,12 @@ def load_tokenizer(folder: Path, model: Path | None = None) -> PreTrainedTokeniz
     return loaded
 
 
+def load_preprocessor(task_type: TaskModel, folder: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
+    """What a task type prepares rows with: its own preprocessor of the folder, or else as `load_tokenizer`."""
+    own: PreTrainedTokenizerBase | None = task_type.preprocessor(folder)
+    return load_tokenizer(folder, model) if own is None else own
+
+
 def load_for_training(
     task_type: TaskModel,
     folder: Path,
@@ -107,7 +115,7 @@ def load_for_training(
     if lora and lora.quantization:
         model = adapters.quantize(model, new_weights, load, lora, DTYPES[precision])
     _reorder_head(model, task_type, folder, labels)
-    if model.config.pad_token_id is None:
+    if getattr(model.config, "pad_token_id", 0) is None:
         # Sequence classifiers on decoders find a row's last token by it.
         model.config.pad_token_id = tokenizer.pad_token_id
     with preparing(model):

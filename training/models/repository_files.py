@@ -55,8 +55,11 @@ VOCABULARY_FILES = (
     "word_shape.json",
 )
 CHAT_TEMPLATE = "chat_template.jinja"
+IMAGE_PROCESSOR = "preprocessor_config.json"
+"""The settings of an image processor, which stands in the place of a tokenizer."""
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
+    IMAGE_PROCESSOR,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -140,9 +143,9 @@ def has_weights(names: Iterable[str]) -> bool:
     return any(name.endswith(".safetensors") and name != ADAPTER_WEIGHTS for name in names)
 
 
-def require_files(names: Iterable[str], where: str) -> None:
-    """Raises UserError with everything that a repository with these files lacks for fine-tuning. `where` names the
-    repository in messages."""
+def require_files(names: Iterable[str], where: str, *, images: bool = False) -> None:
+    """Raises UserError with everything that a repository with these files lacks for fine-tuning, of a model of texts or
+    of images. `where` names the repository in messages."""
     names, missing = {name for name in names if "/" not in name}, []
     if ADAPTER_CONFIG in names:
         message = f"{where} has {ADAPTER_CONFIG}: it is an adapter of peft, and training would start without it. "
@@ -156,14 +159,16 @@ def require_files(names: Iterable[str], where: str) -> None:
             "save the model again with save_pretrained()"
         )
     # If there is a tokenizer_config.json, its class decides, which `require_vocabulary` checks.
-    if "tokenizer_config.json" not in names and not any(map(_is_vocabulary, names)):
+    if images:
+        missing += [] if IMAGE_PROCESSOR in names else [NO_IMAGE_PROCESSOR]
+    elif "tokenizer_config.json" not in names and not any(map(_is_vocabulary, names)):
         missing.append(f"no tokenizer.json, {_OR_ELSE}")
     if missing:
         raise UserError(Problem(kind="model", where="model.path", message=f"{where} has {part}.") for part in missing)
 
 
-def require_model_folder(folder: Path) -> None:
-    """Raises UserError with everything that a local model lacks for fine-tuning."""
+def require_model_folder(folder: Path, *, images: bool = False) -> None:
+    """Raises UserError with everything that a local model of texts or of images lacks for fine-tuning."""
     if not folder.is_dir():
         message = f"{folder} is not a folder: name the one that holds config.json and model.safetensors."
         raise UserError.of("model", "model.path", message)
@@ -175,7 +180,7 @@ def require_model_folder(folder: Path) -> None:
     small = (path for path in files if part_of(path.name) and not path.name.endswith(".safetensors"))
     if large := [path for path in small if path.stat().st_size > MOST_BYTES]:
         raise UserError(Problem(kind="model", where=str(path), message=message) for path in large)
-    require_files((path.relative_to(folder).as_posix() for path in files), str(folder))
+    require_files((path.relative_to(folder).as_posix() for path in files), str(folder), images=images)
 
 
 def require_no_other_files(*folders: Path) -> None:
@@ -220,6 +225,16 @@ def require_vocabulary(tokenizer: Path, where: str) -> None:
         raise UserError.of("model", "model.path", message)
 
 
+def require_image_processor(folder: Path, where: str) -> None:
+    """Raises UserError if the folder has no image processor."""
+    if not read_json(folder / IMAGE_PROCESSOR):
+        raise UserError.of("model", "model.path", f"{where} has {NO_IMAGE_PROCESSOR}.")
+
+
+NO_IMAGE_PROCESSOR = (
+    f"no {IMAGE_PROCESSOR}, so it does not say how images are prepared: save its processor with AutoImageProcessor and "
+    "save_pretrained()"
+)
 _OR_ELSE = "and no vocabulary in any other file: save its tokenizer again with AutoTokenizer and save_pretrained()"
 
 

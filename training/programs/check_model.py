@@ -84,7 +84,8 @@ def check(settings: CheckModelSettings) -> CheckedModel:
     found = found.model_copy(update={"vocab_size": loading.vocab_size(network)})
     problems: list[Problem] = []
     with collected(problems):
-        loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())
+        if not task_type.reads_images():
+            loading.require_positions(network, max_length=settings.max_length, **task_type.position_limits())
     if settings.lora:
         problems += adapters.find_unfit_layers(network, settings.lora)
     problems += layers.find_unsupported(network, settings.attn_implementation, settings.use_liger_kernel)

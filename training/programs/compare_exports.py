@@ -74,7 +74,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     settings = CompareExportsSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
     folder, exports = Path(job.inputs["model"]), Path(job.inputs["exports"])
-    tokenizer = loading.load_tokenizer(folder)
+    tokenizer = loading.load_preprocessor(task_type, folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder)
     labels = json.loads(Path(job.inputs["data"], "labels.json").read_text())

@@ -99,7 +99,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     settings = PredictSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
     folder = Path(job.inputs["model"])
-    tokenizer = loading.load_tokenizer(folder)
+    tokenizer = loading.load_preprocessor(task_type, folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     files = {split: Path(job.inputs["tokens"]) / f"{split}.arrow" for split in settings.splits}
     if settings.fold is None:

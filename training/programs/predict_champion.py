@@ -32,7 +32,7 @@ from training.programs.predict import (
 )
 from training.task_types.task_type import AnswersPrompts, TaskType
 from training.tokenization import token_files
-from training.tokenization.transformers_encoder import load_encoder
+from training.tokenization.transformers_encoder import load_encoder_of
 
 
 class PredictChampionResult(PredictResult):
@@ -73,7 +73,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     def tell_tokens(done: int, total: int) -> None:
         events.progress(phase="tokenize", split=split)
 
-    encoder = load_encoder(tokenizer, folder, settings.max_length)
+    encoder = load_encoder_of(task_type, tokenizer, folder, settings.max_length)
     if rank() == 0:
         advice = f"This is the template of {settings.champion}, which is compared on the same rows: take these out, or "
         advice += "train from it (model.start_from: champion)."
@@ -83,7 +83,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
         )
     ranks.barrier()
     rows = TokenRows(job_dir / "tokens" / f"{split}.arrow")
-    its_tokenizer = loading.load_tokenizer(tokenizer, folder)
+    its_tokenizer = loading.load_preprocessor(task_type, tokenizer, folder)
     collate = task_type.collator(its_tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder).to(device)
     batch_size = -(-settings.batch_size // settings.micro_batch_divisor)

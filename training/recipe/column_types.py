@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
-Form = Literal["text", "texts", "label", "labels", "number", "boolean", "value", "content"]
+Form = Literal["text", "texts", "label", "labels", "number", "boolean", "value", "content", "image"]
 _MESSAGES = '[{"role": "user", "content": "Hi"}]'
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": _MESSAGES, "content": _MESSAGES}
 """Values of the nested forms, as a person writes them in JSON."""
@@ -40,7 +40,8 @@ class Column:
     """text: a text. texts: a list of texts, such as words. label: the name of a label, or a whole number. labels: a
     list of names of labels. number: a finite number. boolean: true or false, also as 1 or 0. value: any JSON value,
     such as a list of messages. content: a text or a list of messages; a cell of CSV is a text unless it begins with
-    `[{`. At most one column of a task type has the form label or labels."""
+    `[{`. image: the path of a file, the file's bytes, or an object of `bytes` and `path`. At most one column of a
+    task type has the form label or labels."""
     optional: bool = False
     """Whether rows may lack the column. It is read if the recipe names it."""
     may_be_empty: bool = False
@@ -57,7 +58,7 @@ class RowSpecification:
     columns: ClassVar[Mapping[str, Column]]
     """The columns, by the names under which load_data stores them: a text as string, texts as list<string>, a label as
     int64 and labels as list<int64> (indices into labels.json), a number as float64, a boolean as bool, a value and a
-    content as string (their JSON).
+    content as string (their JSON), an image as string (the base64 of its file).
 
     data.text and data.label name the sources of `text`, `text_pair` and `label`; data.columns those of the others.
     Columns that are no targets are the model's inputs: rows are duplicates if these are equal, and rows are held out by
@@ -77,6 +78,11 @@ class RowSpecification:
     """Whether a text may be a whole document, because it is cut into blocks of tokens."""
     generates_text: ClassVar[bool] = False
     """Whether its models generate text. A tokenizer that is made from scratch then keeps case and accents."""
+
+    @classmethod
+    def reads_images(cls) -> bool:
+        """Whether a column has images, which an image processor prepares in place of a tokenizer."""
+        return any(column.form == "image" for column in cls.columns.values())
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         """The alternative sets of columns that rows may have, each a subset of `columns`. The first set that has all

@@ -60,9 +60,9 @@ class _Rows(Section):
     revision: Annotated[str | None, PLACE] = None
     """Branch, tag or commit of a Hub dataset (null: main). It is pinned to a commit before rows are read."""
     splits: Annotated[dict[str, NameOrNames] | None, PLACE] = None
-    """The Hub split, or the file or files (of a textfolder the folder or folders), of train and optionally of
-    validation and test (null: found by name; without such names, all files are train). Without a validation split, rows
-    of train are held out."""
+    """The Hub split, or the file or files (of folders of texts or images the folder or folders), of train and
+    optionally of validation and test (null: found by name; without such names, all files are train). Without a
+    validation split, rows of train are held out."""
     validation_size: float = Field(default=0.1, gt=0, le=10**15)
     """Share of the train rows held out for validation if there is no validation split. A hash of the text chooses the
     rows, unless `split` says otherwise: equal texts stay together, and old rows stay in their split when rows are
@@ -200,7 +200,8 @@ class Data(_Rows):
     """hub: a dataset of the Hugging Face Hub. csv (also tab-separated), json (one object a line, or one array of
     objects), conll (a word and its tags a line), parquet, arrow: files; csv, json and conll may be packed by gzip or
     zstd. textfolder: a folder of texts for each label, such as `spam/1.txt`, with the columns `text`, `label` and
-    `file_name`. python: a function or object that returns the rows. mix: the sets in `mix`."""
+    `file_name`. imagefolder: the same of images, with the column `image`. python: a function or object that returns the
+    rows. mix: the sets in `mix`."""
     path: Annotated[str, RunsCode(), PLACE] = ""
     """The dataset's name on the Hub; or a file, folder, glob or URL (`s3://…`, `https://…`); or `module:name`. Relative
     paths start from the working directory. Empty for a mixture."""

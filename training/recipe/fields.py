@@ -41,7 +41,8 @@ class Model(Section):
     revision: str | None = None
     """Branch, tag or commit of a Hub model (null: main). It is pinned to a commit before files are read."""
     config: dict[str, Any] | None = None
-    """For scratch: the model's configuration, with at least `model_type` and `vocab_size` (tokens)."""
+    """For scratch: the model's configuration, with at least `model_type` and `vocab_size` (tokens), or for images
+    `image_size` (pixels a side)."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """The seed of a scratch model's weights."""
     chat_template: Text | None = None

@@ -20,6 +20,8 @@ ROLE_FIELDS = {"text": "data.text", "text_pair": "data.text", "label": "data.lab
 """The roles whose columns have their own recipe field; data.columns names the columns of all other roles."""
 CAST_FORMS: Mapping[str, str] = {"number": "float64", "boolean": "bool"}
 """The forms whose columns are cast, and their types."""
+WITHOUT_TEXT = (*CAST_FORMS, "image")
+"""The forms whose columns have no text."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class SourceColumns:
     task_type: RowSpecification
     evaluated: tuple[str, ...] = ()
     """The splits that the recipe evaluates."""
+    image_folder: str | None = None
+    """The folder from which paths of images start; None if rows must hold the images themselves."""
 
     keeps_rows: ClassVar[bool] = False
     """Whether each row of a file keeps its place, although all columns that are read are empty."""
@@ -90,9 +94,14 @@ class SourceColumns:
         return tuple(column for column in self.columns if column.target or not column.is_label)
 
     @property
+    def has_images(self) -> bool:
+        """Whether a column has images, of which few rows fill the memory."""
+        return any(column.form == "image" for column in self.columns)
+
+    @property
     def texts(self) -> list[str]:
         """The names of the columns of text."""
-        return [column.name for column in self.contents if column.form not in CAST_FORMS]
+        return [column.name for column in self.contents if column.form not in WITHOUT_TEXT]
 
     @property
     def labels(self) -> StoredColumn | None:

@@ -21,6 +21,7 @@ from training.recipe.reading_rules import ReadingRules
 from training.recipe.referenced_files import ExpandedRecipe
 from training.recipe.rules.compute_rules import COMPUTE_RULES
 from training.recipe.rules.data_rules import DATA_RULES, MIX_RULES, READING_RULES, unfitting_columns
+from training.recipe.rules.image_rules import IMAGE_RULES
 from training.recipe.rules.model_rules import MODEL_RULES, TASK_RULES
 from training.recipe.rules.release_rules import RELEASE_RULES, with_usual_metric
 from training.recipe.rules.rule import InvalidFieldError, WrittenRecipe, broken_rules
@@ -30,7 +31,7 @@ from training.recipe.source_columns import ROLE_FIELDS, TEXTS, columns_by_role
 from training.recipe.tables.formats import FORMATS
 
 _IS_SHARE = re.compile(r"data\.mix\[\d+\](\.weight|\.epochs)?")
-OTHER_RULES = (*MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES)
+OTHER_RULES = (*MODEL_RULES, *TRAINING_RULES, *COMPUTE_RULES, *RELEASE_RULES, *IMAGE_RULES)
 
 
 def parse(values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:

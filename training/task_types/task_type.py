@@ -182,6 +182,11 @@ class OptionalHooks:
 
     # Training
 
+    def preprocessor(self, folder: Path) -> Any | None:
+        """What prepares rows in the place of a tokenizer, such as the image processor in `folder`: `features` gets it
+        as the encoder, and `collator` as the tokenizer. None, the default: the folder has a tokenizer."""
+        return None
+
     libraries: ClassVar[Sequence[str]] = ()
     """Distributions whose versions change the token features, besides tokenizers and pyarrow."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,12 @@ from training.tokenization.encoder import Encoded, Encoder, FastEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Preprocessing(Protocol):
+    """The part of a task type that may replace the tokenizer: see training.task_types.task_type."""
+
+    def preprocessor(self, folder: Path) -> Any | None: ...
 
 
 def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
@@ -33,6 +39,12 @@ def load_encoder(tokenizer: Path, model: Path, max_length: int) -> Encoder:
     encoder = _encoder_of(loaded, max_length)
     encoder.prompts = text_prompts(tokenizer)
     return encoder
+
+
+def load_encoder_of(task_type: Preprocessing, tokenizer: Path, model: Path, max_length: int) -> Encoder:
+    """What a task type makes features with: its own preprocessor of the folder, or else as `load_encoder`."""
+    own: Encoder | None = task_type.preprocessor(tokenizer)
+    return load_encoder(tokenizer, model, max_length) if own is None else own
 
 
 def _encoder_of(loaded: PreTrainedTokenizerBase, max_length: int) -> Encoder:

@@ -27,7 +27,10 @@ from training.task_types.sentence_similarity import SentenceSimilarity
 Pair = tuple[Any, Any]
 GOOD: list[Pair] = [("one", "a"), ("two", "b")]
 FOUND_IN_CSV = {"header_row", "stray_quotes", "line_breaks", "merged_rows"}
-FOUND_WHILE_READING = {"encoding", "ragged", "malformed", "type", "iob1", "comment_lines", "thousands", *FOUND_IN_CSV}
+FOUND_WHILE_READING = {
+    *("encoding", "ragged", "malformed", "type", "missing_image", "iob1", "comment_lines", "thousands"),
+    *FOUND_IN_CSV,
+}
 
 
 def run(folder: Path, rows: dict[str, list[Pair]], **data: Any) -> dict[str, Any]:

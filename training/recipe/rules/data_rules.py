@@ -269,7 +269,8 @@ def _cast(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         elif column.form == "boolean":
             yield where, f"{to!r} is not a type for a column of true and false: leave it out."
         else:
-            yield where, f"{to!r} is not a type for a column of lists or objects: leave it out."
+            values = "images" if column.form == "image" else "lists or objects"
+            yield where, f"{to!r} is not a type for a column of {values}: leave it out."
 
 
 _CASTS: dict[Form, tuple[str, ...]] = {
@@ -277,7 +278,7 @@ _CASTS: dict[Form, tuple[str, ...]] = {
     "label": ("string", "int64", "bool"),
     "number": ("float64", "int64"),
     "boolean": ("bool",),
-    **dict.fromkeys(("texts", "labels", "value", "content"), ()),
+    **dict.fromkeys(("texts", "labels", "value", "content", "image"), ()),
 }
 """The types to which columns of a form may be cast."""
 

@@ -206,13 +206,15 @@ def _scratch_config(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["model.source"] != "scratch":
         return
     config = written["model.config"] or {}
-    for name, type_, example in (("model_type", str, "bert"), ("vocab_size", int, "8000")):
+    of_images = task_type_of(written).reads_images()
+    size = ("image_size", int, "224") if of_images else ("vocab_size", int, "8000")
+    for name, type_, example in (("model_type", str, "vit" if of_images else "bert"), size):
         if name not in config:
             yield f"model.config.{name}", f"is missing: `source: scratch` needs it, such as {name}: {example}."
         elif type(config[name]) is not type_:
             message = f"{config[name]!r} is of the wrong type: write it such as {name}: {example}."
             yield f"model.config.{name}", message
-    positions = config.get("max_position_embeddings")
+    positions = None if of_images else config.get("max_position_embeddings")
     if type(positions) is int and written["tokens.max_length"] > positions:
         message = f"{written['tokens.max_length']} is out of range: the model has {positions} positions "
         yield "tokens.max_length", f"{message}(model.config.max_position_embeddings)."

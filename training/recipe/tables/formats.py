@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""The ends of the names of images, in lower or upper case."""
+
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 """Suffixes of packed files, and their compression."""
 
@@ -57,6 +60,12 @@ SOURCES: dict[str, RowSource] = {
     "parquet": RowSource("training.data.parquet_and_arrow_files:read_parquet", (".parquet", ".pq"), (".parquet",)),
     "arrow": RowSource("training.data.parquet_and_arrow_files:read_arrow", (".arrow", ".feather", ".ipc")),
     "textfolder": RowSource("training.data.text_folders:read_text_folder", fields=("encoding",), is_folder=True),
+    "imagefolder": RowSource(
+        "training.data.text_folders:read_image_folder",
+        (*IMAGE_SUFFIXES, *(suffix.upper() for suffix in IMAGE_SUFFIXES)),
+        libraries=("pyarrow", "pillow"),
+        is_folder=True,
+    ),
     "python": RowSource("training.data.python_objects:read_object"),
 }
 """The values of data.source."""

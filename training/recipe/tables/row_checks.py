@@ -24,6 +24,11 @@ LEVELS: dict[str, Level] = {
     "long_text": "error",
     "missing_label": "error",
     "garbled_text": "warning",
+    "missing_image": "error",  # a path of an image at which there is none, or that leads out of the folder
+    "unreadable_image": "error",  # no image by its content, a damaged one, or one of a format that is not read
+    "animated_image": "error",  # more than one frame
+    "huge_image": "error",  # more pixels than a photograph has: they would fill the memory
+    "converted_image": "warning",  # an image that is turned upright, or whose colors are converted to RGB
     "no_rows": "error",
     "empty_file": "warning",
     "unknown_label": "error",
@@ -59,6 +64,9 @@ LEVELS: dict[str, Level] = {
 
 REFUSED_BY_TEMPLATE = "refused_by_template"
 """At error, tokenize refuses such rows. At another level, load_data renders each row and leaves these out."""
+
+IMAGE_CHECKS = ("unreadable_image", "animated_image", "huge_image")
+"""Checks of an image's content."""
 
 TEACHER_ROWS = "teacher_rows"
 OF_LATER_STAGES = ("truncated", TEACHER_ROWS)

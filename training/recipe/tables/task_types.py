@@ -16,6 +16,7 @@ TASK_TYPES: dict[str, str] = {
     "embedding": "training.task_types.embedding:Embedding",
     "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
+    "image-classification": "training.task_types.image_classification:ImageClassification",
     "reranking": "training.task_types.reranking:Reranking",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an

@@ -1,0 +1,53 @@
+"""A recipe for images: what it needs, and fields for texts, which are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.raised import raised_problems
+from training.recipe import parse
+
+
+def recipe(**fields: Any) -> dict[str, Any]:
+    values = {
+        "name": "photos",
+        "task": "image-classification",
+        "data": {"source": "imagefolder", "path": "photos", "label": "label"},
+        "model": {"source": "scratch", "config": {"model_type": "vit", "image_size": 16}},
+    }
+    for name, value in fields.items():
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
+    return values
+
+
+def test_a_recipe_for_images_names_neither_texts_nor_tokens() -> None:
+    assert parse(recipe()).evaluation.metrics == ["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"tokens": {"max_length": 64}}, "tokens.max_length"),
+        ({"model": {"chat_template": "chat.jinja"}}, "model.chat_template"),
+        ({"training": {"lora": {"r": 4}}}, "training.lora"),
+        ({"training": {"use_liger_kernel": True}}, "training.use_liger_kernel"),
+        ({"training": {"teacher": {"source": "hub", "path": "a/b"}}}, "training.teacher"),
+        ({"release": {"exports": ["onnx"]}}, "release.exports[0]"),
+        ({"release": {"gate": {"must_hold": {"path": "held.csv"}}}}, "release.gate.must_hold"),
+        ({"data": {"text": ["text"]}}, "data.text"),
+        ({"data": {"corrections": "labels.csv"}}, "data.corrections"),
+        ({"data": {"checks": {"truncated": "error"}}}, "data.checks.truncated"),
+        ({"options": {"contrastive": True}}, "options"),
+    ],
+)
+def test_fields_for_texts_are_refused_by_name(fields: dict[str, Any], where: str) -> None:
+    assert where in {problem.where for problem in raised_problems(parse, recipe(**fields))}
+
+
+def test_a_model_from_scratch_needs_the_size_of_its_images() -> None:
+    values = recipe()
+    values["model"]["config"] = {"model_type": "vit"}
+    (problem,) = raised_problems(parse, values)
+    assert problem.where == "model.config.image_size"
