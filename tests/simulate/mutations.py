@@ -61,7 +61,7 @@ def _rename_before_files(aside: Path, stage: str, key: str, inputs: Any, result:
 _publish = store.publish
 
 
-def _manifest_first(self: SharedStore, stage: str, key: str, stop: Any = None) -> Any:
+def _manifest_first(self: SharedStore, stage: str, key: str, stop: Any = None, *, made: str = "") -> Any:
     ref = store.find(stage, key)
     assert ref is not None
     with contextlib.suppress(shared_artifacts.AlreadyExists):
