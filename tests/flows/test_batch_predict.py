@@ -25,7 +25,7 @@ from tasks.prediction import shard_job
 from tasks.prediction.input_rows import require_few_errors
 from tasks.prediction.output import MANIFEST
 from tasks.prediction.shard_job import ShardPredictor
-from tasks.registry.versions import READING_TAG
+from tasks.registry.versions import READING_TAG, SIGNED_TAG
 from tasks.stages.predict_shard import predict_shard
 from tasks.tracking.connection import MODEL_TAG
 from tests.flows.forked import finetune
@@ -169,6 +169,12 @@ def test_rows_of_another_format_with_the_same_values_are_predicted_already(
     assert second.keys.items() <= first.keys.items()
 
 
+def forget_signatures(home: Path) -> None:
+    """Makes the home one that trusts nobody and uses versions unverified, so that a test can edit them."""
+    (home / "trust.yaml").unlink()
+    shutil.rmtree(home / "signatures", ignore_errors=True)
+
+
 def as_other_table(inbox: Path) -> None:
     """monday.csv with other delimiters, without a header, and as another encoding."""
     with (inbox / "monday.csv").open(newline="") as file:
@@ -182,6 +188,7 @@ TABLE = {"source": "csv", "delimiter": ";", "header": ["text", "label"], "encodi
 
 def test_files_are_read_as_the_recipe_of_the_version_read_them(home: Path, inbox: Path, tmp_path: Path) -> None:
     """The registered version carries it; for one of an earlier release it is in the record of its run."""
+    forget_signatures(home)
     client, out = MlflowClient(f"sqlite:///{home / 'mlflow.db'}"), tmp_path / "out"
     sets = json.loads(client.get_model_version("small", "1").tags[READING_TAG])
     assert sets == [{"name": "", "suffixes": [], "source": "csv", "text": ["text"], "label": "label"}]
@@ -253,11 +260,13 @@ def test_folders_of_an_input_folder_that_are_not_read_are_named_without_that_of_
 
 
 def test_another_model_or_other_options_have_other_keys_and_names_have_not(home: Path, inbox: Path) -> None:
+    forget_signatures(home)
     out = inbox.with_name("out")
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    first = client.get_model_version("small", "1")
-    client.create_model_version("small", "file:///nowhere", tags=first.tags)
-    client.create_model_version("small", "file:///nowhere", tags=first.tags | {MODEL_TAG: "other"})
+    tags = client.get_model_version("small", "1").tags
+    del tags[SIGNED_TAG]
+    client.create_model_version("small", "file:///nowhere", tags=tags)
+    client.create_model_version("small", "file:///nowhere", tags=tags | {MODEL_TAG: "other"})
 
     def keys(**more: Any) -> set[str]:
         return {*prepare(prediction(inbox, out, **more), Remote(), Quiet()).keys.values()}

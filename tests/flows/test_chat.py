@@ -31,6 +31,9 @@ code = main()
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
 sys.exit(code)"""
 DEADLINE_S = 120.0
+UNSIGNED = (
+    "counter/1 is used without a signature: it is not signed. If you know its origin, sign it: finetune sign counter/1."
+)
 
 
 def command(*arguments: str) -> list[str]:
@@ -93,7 +96,8 @@ def person(home: Path, tmp_path: Path) -> Iterator[Person]:
 
 
 def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, home: Path) -> None:
-    assert person.reads().startswith("counter version 1. /reset begins a new conversation, /quit or Ctrl-D ends it")
+    greeting = "counter version 1. /reset begins a new conversation, /quit or Ctrl-D ends it"
+    assert person.reads().startswith(f"{UNSIGNED} {greeting}")
     person.types("six\n")
     assert person.reads() == "six seven eight nine"  # the question is echoed
     person.types("count\n")
@@ -122,7 +126,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(ho
         command("counter@champion", "--system", "five"), cwd=ROOT, env=environment(home), input=lines,
         capture_output=True, timeout=DEADLINE_S,
     )  # fmt: skip
-    assert (talk.returncode, talk.stderr) == (0, b"[]\n")
+    assert (talk.returncode, talk.stderr.decode()) == (0, f"{UNSIGNED}\n[]\n")
     # At most three tokens, as the recipe has it; the system's message counts, and stays after /reset.
     assert talk.stdout.splitlines() == [b"six seven eight", b"five six seven", b"three four five"]
 

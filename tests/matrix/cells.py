@@ -279,14 +279,15 @@ class Exported:
         from training.batching.batches import TokenRows
         from training.engine import inference
         from training.evaluation import metrics
-        from training.models.loading import load_tokenizer
+        from training.models.loading import load_preprocessor
         from training.task_types.sequence_classification import ContrastiveClassification
 
         loaded = getattr(transformers, self.task_type.auto_class).from_pretrained
         network, found = loaded(self.folder, output_loading_info=True)
         if any(found[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
             return f"no: {found}"
-        tokenizer, rows = load_tokenizer(self.folder), TokenRows(self._world / "tokens/validation.arrow")
+        tokenizer = load_preprocessor(self.task_type, self.folder)
+        rows = TokenRows(self._world / "tokens/validation.arrow")
         collate = self.task_type.collator(tokenizer, 1)
         answers = inference.predict(self.task_type, network.to(device).eval(), rows, collate, 16, precision)
         self.stored = self.task_type.decode(answers, tokenizer)

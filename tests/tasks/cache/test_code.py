@@ -41,7 +41,7 @@ ALLOWED = {
         *("TOOL_METRICS", "CONVERSATIONS"),
     },
     # How files are named; the files themselves are inputs of the stage.
-    "training.recipe.tables.formats": {"FORMATS", "PACKED", "SOURCES"},
+    "training.recipe.tables.formats": {"FORMATS", "IMAGE_SUFFIXES", "PACKED", "SOURCES"},
     # The form of options and fields, whose values are inputs of the stage.
     "training.recipe.field_types": {"ClosedModel", "NUMBER", "Section", "Text", "WORD"},
     # Declarations alone: the values are inputs of the stage.
