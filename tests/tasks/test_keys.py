@@ -134,6 +134,11 @@ TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/s
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
 TAUGHT_BY_HUB: dict[str, Any] = {"training.teacher": {"source": "hub", "path": "me/small"}}
 TAUGHT_BY_VERSION: dict[str, Any] = {"training.teacher": {"source": "registry", "path": "big/1"}}
+IMAGES: dict[str, Any] = {
+    "task": "image-classification",
+    "data": {"source": "csv", "path": "rows", "label": "label"},
+    "model.config": {"model_type": "vit", "image_size": 16},
+}
 CONTRASTIVE = SIMILARITY | {"options.loss": "contrastive"}
 ANSWERED = PREFERENCE | {"evaluation.metrics": ["accuracy", "generated_length"]}
 UNPAIRED_ANSWERS = UNPAIRED | {"evaluation.metrics": ["roc_auc", "generated_length"]}
@@ -881,6 +886,7 @@ def test_the_table_of_stages_lists_the_stages_of_the_pipeline_in_order() -> None
     others: dict[str, Any] = {"reference_logprobs": PREFERENCE, "mine_negatives": MINED}
     others |= dict.fromkeys(("load_unlabelled", "tokenize_unlabelled", "teacher_outputs"), UNLABELLED)
     others |= dict.fromkeys(("predict_teacher", "compare_teacher"), TAUGHT) | {"check_teacher": TAUGHT_BY_VERSION}
+    others["process_images"] = IMAGES  # in place of tokenize
     assert built == [stage for stage in STAGES if stage not in others]
     for name, given in others.items():
         other = ["resolve", *keys(spelt(base(), given))]
