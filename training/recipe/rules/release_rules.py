@@ -261,7 +261,10 @@ def _right_or_wrong(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     kind = task_type_of(written).prediction_type
     for field, kinds in (("flips", RIGHT_OR_WRONG), ("must_hold", (ONE_LABEL, MANY_LABELS, TAGS))):
         if written[f"release.gate.{field}"] is not None and kind is not None and kind not in kinds:
-            fitting = ", ".join(name for name in TASK_TYPES if specification_class(name).prediction_type in kinds)
+            types = {name: specification_class(name) for name in TASK_TYPES}
+            if field == "must_hold":  # its rows are texts
+                types = {name: found for name, found in types.items() if not found.reads_images()}
+            fitting = ", ".join(name for name, found in types.items() if found.prediction_type in kinds)
             message = (
                 f"is not for task {written['task']}, but for tasks whose rows are each right or wrong: remove it, "
             )
