@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,13 @@ class ExactTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if not self.has_adapters:
-            super()._save(output_dir, state_dict)
+            # By default, models such as ViT's are saved under other names, and super's restore would pass over these.
+            own: Any = self.model.save_pretrained
+            self.model.save_pretrained = partial(own, save_original_format=False)
+            try:
+                super()._save(output_dir, state_dict)
+            finally:
+                del self.model.save_pretrained
         elif self.args.should_save:
             adapters.save_trained(self.model, Path(output_dir or self.args.output_dir) / SAFE_WEIGHTS_NAME)
 
