@@ -126,6 +126,13 @@ def candidates(draw: random.Random) -> Row:
     return {"query": f"some {wanted}", "documents": documents, "labels": [float(sort == wanted) for sort in sorts]}
 
 
+def choices(draw: random.Random) -> Row:
+    """A sort, and words of some sorts, one of which is of that."""
+    right, *others = draw.sample(LABELS, draw.randint(2, len(LABELS)))
+    words = {sort: " ".join(draw.choices(WORDS[sort], k=2)) for sort in draw.sample([right, *others], 1 + len(others))}
+    return {"context": f"some {right}", "choices": [*words.values()], "label": [*words].index(right)}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -157,6 +164,7 @@ TINY: dict[str, Tiny] = {
         ["ndcg_at_10", "mrr_at_1"],
         options={"loss": "lambda"},
     ),
+    "multiple-choice": Tiny(choices, {"label": "label"}, ["accuracy", "log_loss"]),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
     ),

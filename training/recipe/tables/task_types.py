@@ -17,6 +17,7 @@ TASK_TYPES: dict[str, str] = {
     "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
     "reranking": "training.task_types.reranking:Reranking",
+    "multiple-choice": "training.task_types.multiple_choice:MultipleChoice",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
 edit to one task type's code leaves the artifacts of others valid."""
