@@ -43,7 +43,7 @@ from tasks.tracking.tracker import Run as TrackedRun
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 """The variable that names the namespace of all jobs and artifacts."""
 DEFAULT_NAMESPACE = "finetune"
-PRODUCER = "https://pypi.org/project/finetune-flows/"
+PRODUCER = "urn:finetune-flows"
 LISTED_FILES = 100
 """Files of rows that are datasets of their own; of more files, the recipe's path is the dataset."""
 HUB = "https://huggingface.co"

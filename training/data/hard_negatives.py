@@ -92,7 +92,7 @@ class Corpus:
         return corpus
 
     def add_documents(self, texts: Sequence[str]) -> list[int]:
-        """Adds documents that no row has. Returns the places of those that are new among the texts."""
+        """Adds further documents. Returns the places in the texts of those that were not there before."""
         new = []
         for place, text in enumerate(texts):
             if text not in self.documents:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.task_types import CORNERS, VIT, fit_job, make_world
 from tests.training import programs_here, tiny
-from tests.training.forks import finish
+from tests.training.forks import assert_resumes, finish
 from tests.training.pictures import file_of, noise, stored
 from training import task_types
 from training.engine.predictor import Predictor
@@ -67,3 +67,11 @@ def test_a_model_learns_from_images_and_is_exported_with_its_processor(tmp_path:
     found = pq.read_table(tmp_path / "predict/output/validation.parquet")
     right = sum(a == b for a, b in zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     assert right / len(found) > 0.8
+
+
+def test_a_killed_training_of_a_model_that_is_saved_under_old_names_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """Transformers saves ViT under the names of its first release, and restores by its present ones."""
+    world, one = make_world(TASK, tmp_path / "world"), {"num_processes": 1, "strategy": "ddp"}
+    jobs = [fit_job(TASK, world, tmp_path / name, one, num_train_epochs=3) for name in ("undisturbed", "killed")]
+    assert finish(jobs[0]).state == "finished"
+    assert_resumes(jobs[1], jobs[0], after=1)
