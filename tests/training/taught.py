@@ -49,8 +49,8 @@ def assert_same_losses_everywhere(
     write: WriteJob, teacher: Mapping[str, Any], folder: Path, *, evaluates_alike: bool = True
 ) -> None:
     """Two processes, divided batches and the other engine have the losses of one process; a teacher without weight has
-    those of no teacher. By default the jobs have 3 micro-batches a step. They have no dropout. `evaluates_alike`: divided
-    batches have the same losses in evaluations, too."""
+    those of no teacher. By default the jobs have 3 micro-batches a step. They have no dropout. `evaluates_alike`:
+    divided batches have the same losses in evaluations, too."""
 
     def run(name: str, **given: Any) -> Path:
         job_dir = write(folder / name, **{"teacher": teacher, **given})
