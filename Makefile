@@ -12,6 +12,8 @@
 # make docs: build the documentation site in build/docs; a warning or a broken link is an error.
 # make gpu: everything that only a GPU can show, with the Python and the torch that are there: make gpu PYTHON=python3
 # make bench: measure speed against the budgets, some ten minutes, best on a machine that does nothing else.
+# make sbom: a bill of materials of the environment in build/sbom.cdx.json, or of an image.
+# make lock: renew constraints.txt, the locked versions and their hashes, after a change of pyproject.toml's packages.
 # Each first makes an environment in .venv, once. Torch comes from the index that pip is set up for; for one without
 # CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
@@ -20,9 +22,10 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 # The versions in constraints.txt are tested with 3.11; whatever is newer comes after it.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python $(NEW_ENOUGH) 2>/dev/null && echo $$python && exit; done; echo python3)
-INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP) --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: demo test drill simulate matrix gpu team image ui docs bench lint
+.PHONY: demo test drill simulate matrix gpu team image ui docs bench lint lock sbom
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
@@ -70,6 +73,14 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/python -m mypy
 	$(VENV)/bin/lint-imports
 
+# make sbom SBOM="--image localhost/finetune --out image.cdx.json"
+sbom: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.sbom $(SBOM)
+
+# make lock LOCK="--upgrade-package numpy"
+lock:
+	$(PYTHON) -m tests.lock $(LOCK)
+
 # The scripts of an environment hold its absolute path, kept here: a checkout that was moved gets a new one.
 PLACE := $(shell cat $(VENV)/.installed 2>/dev/null)
 ifneq ($(PLACE),$(CURDIR))
@@ -77,13 +88,16 @@ ifneq ($(PLACE),$(CURDIR))
 FRESH := $(if $(PLACE),--clear)
 endif
 
-# Torch is named exactly and first: a range would let pip look past the build that the index offers.
+# The locked pip first, because older ones ignore the hashes of constraints. Then torch, named exactly: a range would let
+# pip look past the build that the index offers.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { \
 		echo "This needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(FRESH) $(VENV) || { \
 		echo "No environment could be made; on Debian and Ubuntu, install the package python3-venv."; exit 1; }
 	@echo "Installing into $(VENV): some minutes, once."
-	$(INSTALL) torch==2.13.0
+	@sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(VENV)/pip.txt
+	$(PIP) --require-hashes --requirement $(VENV)/pip.txt
+	$(INSTALL) $$(grep ^torch== constraints.txt)
 	$(INSTALL) --editable '.[dev,demo]'
 	@echo '$(CURDIR)' > $@

@@ -182,7 +182,7 @@ def test_servers_of_compose_kubernetes_and_systemd_send_no_usage_statistics() ->
 
 
 def test_prefects_chart_has_the_version_of_prefect_that_the_project_has() -> None:
-    (pinned,) = re.findall(r"^prefect==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (pinned,) = re.findall(r"^prefect==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert values("prefect-server")["global"]["prefect"]["image"]["prefectTag"].split("-")[0] == pinned
     assert values("prefect-server")["server"]["basicAuth"] == {"enabled": True, "existingSecret": "prefect-auth"}
 

@@ -105,7 +105,7 @@ def test_ray_asks_for_a_token_and_pods_have_no_rights(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FILES)
 def test_ray_has_the_options_that_it_is_started_with_in_the_version_of_the_project(kind: str) -> None:
-    (pinned,) = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (pinned,) = re.findall(r"^ray==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert cluster(kind)["rayVersion"] == pinned
     options = help_of(["ray", "start"])
     given = {f"--{name}" for group in groups(kind) for name in group["rayStartParams"]}

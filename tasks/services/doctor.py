@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tasks import servers
@@ -117,8 +118,8 @@ def _check_packages() -> Iterator[Finding]:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             yield Finding("problem", name, version, do)
-        elif Version(version).public != tested.get(name, Version(version).public):
-            untested.append(f"{name} {version} (tested: {tested[name]})")
+        elif Version(version).public != (locked := tested.get(canonicalize_name(name), Version(version).public)):
+            untested.append(f"{name} {version} (tested: {locked})")
     if untested:
         yield Finding("warning", "packages", ", ".join(untested), "pip install -e . -c constraints.txt, if runs fail")
     yield Finding("ok", "packages", ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions))
@@ -126,8 +127,7 @@ def _check_packages() -> Iterator[Finding]:
 
 def _read_tested_versions() -> dict[str, str]:
     with contextlib.suppress(OSError):
-        lines = (line.partition("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
-        return {name: version.strip() for name, _, version in lines}
+        return dict(re.findall(r"^([^\s#=]+)==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE))
     return {}
 
 
