@@ -20,6 +20,7 @@ from flows.cli.shared import (
 )
 from flows.reports.tables import align, export_lines, fit_to_terminal, terminal_width, wrap
 from tasks.provenance.dossier import build_dossier, find_documents
+from tasks.provenance.dossier_signature import SUFFIX, sign_dossier
 from tasks.registry import promotions
 from tasks.registry.model_spec import find_model
 from tasks.registry.version_exports import export_version
@@ -151,11 +152,15 @@ def add_dossier_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dossier(arguments: argparse.Namespace) -> int:
     """Write all that is known of a registered version into one zip file: lineage, card, metrics, verdict, a CycloneDX
-    bill of materials, a Croissant data set and OpenLineage events."""
+    bill of materials, a Croissant data set and OpenLineage events; and its signature into a file beside it."""
     if not re.search(r"[/@]", arguments.model):
         message = f"{arguments.model!r} is no version: write NAME/VERSION, such as {arguments.model}/1, or NAME@ALIAS."
         raise UserError.of("option", "NAME/VERSION", message)
-    content = build_dossier(find_documents(arguments.model))
+    documents = find_documents(arguments.model)
+    content = build_dossier(documents)
+    signature = sign_dossier(documents, content)
     write_atomically(arguments.out, content)
+    write_atomically(beside := arguments.out.with_name(arguments.out.name + SUFFIX), signature)
     print(f"{arguments.out}  {format_size(len(content))}  sha256 {hashlib.sha256(content).hexdigest()}")
+    print(f"{beside}  its signature by the key of this home")
     return COMPLETED

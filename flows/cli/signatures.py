@@ -1,11 +1,13 @@
-"""The commands `verify` and `sign`: who signed a registered version, and whether it is as it was signed."""
+"""The commands `verify` and `sign`: who signed a registered version or a dossier, and whether it was changed since."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from flows.cli.shared import COMPLETED, FAILED
+from tasks.provenance.dossier_signature import check_dossier
 from tasks.registry.lineage import find_record_of_version
 from tasks.registry.version_signatures import check_version, sign_registered
 from tasks.registry.versions import find_version_number
@@ -16,16 +18,18 @@ from training.recipe import split_version_name
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
-        metavar="NAME[@ALIAS|/VERSION]",
-        help="a registered model; without alias and version, its champion",
+        metavar="NAME[@ALIAS|/VERSION]|FILE.zip",
+        help="a registered model, without alias and version its champion; or a dossier",
     )
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check the signature of a registered version, and all its files.
+    """Check the signature of a registered version and all its files, or that of a dossier.
 
-    Exit code 1 if it has no signature, or if a file is not the signed one; 2 if the version is refused.
+    Exit code 1 if it has no signature, or if a file is not the signed one; 2 if the version or dossier is refused.
     """
+    if arguments.model.endswith(".zip"):
+        return _verify_dossier(Path(arguments.model))
     name, number = _find(arguments.model)
     signed, warning, problems = check_version(name, number)
     if signed is None:
@@ -38,6 +42,19 @@ def verify(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print(f"{name}/{number}: {problem} since it was signed: use another version.", file=sys.stderr)
     return FAILED if problems else COMPLETED
+
+
+def _verify_dossier(file: Path) -> int:
+    found = check_dossier(file)
+    print(f"{file}: dossier of {found.name} version {found.number}")
+    print(f"  signed by   {found.key.name}, key {found.key.id[:12]}, {found.signed_at:%Y-%m-%d %H:%M} UTC")
+    print(f"  content     {'' if found.is_unchanged else 'not '}as signed")
+    if found.is_unchanged:
+        return COMPLETED
+    version = f"{found.name}/{found.number}"
+    advice = f"Write it again: finetune dossier {version} --out {file}."
+    print(f"{file} has changed since it was signed as the dossier of {version}. {advice}", file=sys.stderr)
+    return FAILED
 
 
 def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
