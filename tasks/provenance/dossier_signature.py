@@ -41,8 +41,8 @@ class SignedDossier(NamedTuple):
 
 
 def sign_dossier(version: Documents, dossier: bytes) -> bytes:
-    """The signature of a dossier by the key of this home. Raises MlflowFailed, and UserError if trust.yaml does not trust
-    the key for this name."""
+    """The signature of a dossier by the key of this home. Raises MlflowFailed, and UserError if trust.yaml does not
+    trust the key for this name."""
     with mlflow_errors():
         key = require_own_key(connect(), version.name)
     name, digest = f"{version.name}/{version.number}", hashlib.sha256(dossier).hexdigest()

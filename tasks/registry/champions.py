@@ -17,7 +17,7 @@ from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
-from tasks.home import home, registry_place, tracking_uri
+from tasks.home import home, named_lock, registry_place, tracking_uri
 from tasks.jobs.job import Files
 from tasks.registry.version_signatures import SignedVersion, verify_tags, verify_version
 from tasks.registry.versions import (
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 PARTS = ("model", "tokenizer")
+FETCHED = "fetch_version"
+"""The name among the artifacts of signed versions that were fetched from MLflow."""
 # Folder of both parts, if the model was logged with code that serves it.
 _SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
@@ -333,21 +335,46 @@ def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]
 
 
 def _fetch_folders(work: Work, champion: Champion, signed: SignedVersion | None, where: str) -> dict[str, Path]:
+    if signed is not None:
+        kept = _find_fetched(signed) or _fetch_into_store(work, champion, signed, where)
+        return {part: kept / part for part in PARTS}
     destination, incomplete = work.job / "champion", work.job / ".champion"
-    folders = {part: destination / part for part in PARTS}
-    if destination.is_dir():  # of an earlier try
-        return folders
+    if not destination.is_dir():  # of an earlier try
+        shutil.rmtree(incomplete, ignore_errors=True)
+        _download_whole(work, champion, None, incomplete, where)
+        if changed := _find_changed_weights(champion, incomplete / "model"):
+            raise _build_error(champion, where, f"is damaged in MLflow: {changed} has changed since it was registered")
+        incomplete.rename(destination)
+    return {part: destination / part for part in PARTS}
+
+
+def _find_fetched(signed: SignedVersion) -> Path | None:
+    """The folder of a signed version that was fetched before: its key is the digest of the signed files, so their
+    sha256 is computed only once."""
+    try:
+        found = store.find(FETCHED, digest_of(signed.files))
+    except store.Damaged as error:
+        store.discard(FETCHED, digest_of(signed.files), str(error))
+        return None
+    return found.path if found else None
+
+
+def _fetch_into_store(work: Work, champion: Champion, signed: SignedVersion, where: str) -> Path:
+    key = digest_of(signed.files)
+    with named_lock(f"{FETCHED}-{key}"):  # publishing again would move the folder that another process reads
+        if (found := _find_fetched(signed)) is None:
+            with store.filling(FETCHED, key) as aside:
+                _download_whole(work, champion, signed, aside, where)
+                found = store.publish(aside, FETCHED, key, {"version": str(champion)}, None).path
+    return found
+
+
+def _download_whole(work: Work, champion: Champion, signed: SignedVersion | None, out: Path, where: str) -> None:
     work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
-    shutil.rmtree(incomplete, ignore_errors=True)
-    _download(champion, signed, {part: incomplete / part for part in PARTS}, where)
-    names = {file.name for file in (incomplete / "model").iterdir()}
-    if not has_weights(names) or "config.json" not in names or not any((incomplete / "tokenizer").iterdir()):
+    _download(champion, signed, {part: out / part for part in PARTS}, where)
+    names = {file.name for file in (out / "model").iterdir()}
+    if not has_weights(names) or "config.json" not in names or not any((out / "tokenizer").iterdir()):
         raise _build_error(champion, where, _NO_MODEL)
-    # Of a signed version, the files were compared with the signed ones.
-    if signed is None and (changed := _find_changed_weights(champion, incomplete / "model")):
-        raise _build_error(champion, where, f"is damaged in MLflow: {changed} has changed since it was registered")
-    incomplete.rename(destination)
-    return folders
 
 
 def _find_changed_weights(champion: Champion, folder: Path) -> str | None:
