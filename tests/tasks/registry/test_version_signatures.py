@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tasks.cache.results import Champion
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
-from tasks.registry.champions import fetch_config, find_folders, find_tokenizer
+from tasks.registry.champions import FETCHED, fetch_config, find_folders, find_tokenizer
 from tasks.registry.version_signatures import (
     MANIFEST,
     PROVENANCE,
@@ -42,6 +42,7 @@ from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, M
 from tests.fork_server import NEW_PYTHON
 from tests.made import NO_WEIGHTS, artifact
 from tests.servers import closed_port
+from training.jobs.protocol import sha256
 from training.problems import UserError
 
 NAME = "small"
@@ -92,6 +93,11 @@ class Target:
         )
         return find_folders(Work(f"load-{self.number}", Path(os.devnull), ""), champion, "NAME")
 
+    def verify(self) -> SignedVersion:
+        found = verify_tags(self.client.get_model_version(self.name, self.number))
+        assert found is not None
+        return found
+
     def sign(self, earlier: SignedVersion | None = None) -> SignedVersion:
         return sign_version(self.client, self.name, self.number, None, earlier=earlier)
 
@@ -121,6 +127,11 @@ def target(registry: Registry) -> Iterator[Target]:
     before = trust.read_bytes()
     yield found
     trust.write_bytes(before)
+
+
+def fetched() -> Path:
+    """The folder of the versions that the home has fetched."""
+    return create_home() / "artifacts" / FETCHED
 
 
 def forget() -> None:
@@ -366,7 +377,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_on_a_signed_version_is_refused_by_name_and_nothing_is_loaded(target: Target, name: str) -> None:
     assert set(target.load()) == {"model", "tokenizer"}
-    shutil.rmtree(create_home() / "jobs")
+    shutil.rmtree(fetched())
     attack, reason = ATTACKS[name]
     attack(target)
     forget()
@@ -374,7 +385,27 @@ def test_an_attack_on_a_signed_version_is_refused_by_name_and_nothing_is_loaded(
         target.load()
     (problem,) = raised.value.problems
     assert reason in f"{problem.where} {problem.message}"
-    assert not list((create_home() / "jobs").glob("*/champion"))
+    assert not list(fetched().glob("*"))
+
+
+def test_a_version_is_fetched_once_and_what_becomes_of_mlflows_files_later_changes_nothing(target: Target) -> None:
+    first, kept = target.load()["model"], target.verify().files[WEIGHTS]
+    change(WEIGHTS)(target)
+    assert target.load()["model"] == first and sha256(first / Path(WEIGHTS).name) == kept
+    set_trust(revoked="2020-01-01")
+    with pytest.raises(UserError, match="was revoked"):
+        target.load()
+
+
+def test_a_fetched_version_that_was_changed_on_the_disk_is_fetched_again(target: Target) -> None:
+    weights = target.load()["model"] / Path(WEIGHTS).name
+    weights.write_bytes(b"damaged")
+    assert target.load()["model"] / Path(WEIGHTS).name == weights
+    assert sha256(weights) == target.verify().files[WEIGHTS]
+    weights.write_bytes(b"damaged")
+    change(WEIGHTS)(target)
+    with pytest.raises(UserError, match=r"model\.safetensors has changed since it was signed"):
+        target.load()
 
 
 def test_a_folder_that_is_a_link_out_of_the_version_is_refused(target: Target) -> None:
@@ -430,7 +461,7 @@ def test_a_registered_model_that_takes_the_name_of_another_is_refused(empty_regi
     assert ours.load() and other.load()
     empty_registry.client.rename_registered_model(NAME, "former")
     empty_registry.client.rename_registered_model("other", NAME)
-    shutil.rmtree(create_home() / "jobs")
+    shutil.rmtree(fetched())
     with pytest.raises(UserError, match=r"config\.json has changed since it was signed"):
         ours.load()
     forget()
