@@ -10,17 +10,20 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from training.evaluation.constant_predictions import read_column
 from training.evaluation.predictions import Floats, Predictions
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # also those of Chinese
 
 
 @dataclass(frozen=True)
@@ -86,3 +89,23 @@ def normalize(text: str) -> str:
 def _known(answers: list[str]) -> list[str]:
     """The answers that are more than punctuation and articles; the empty one, if there are none."""
     return [answer for answer in answers if normalize(answer)] or [""]
+
+
+# Rivals of a first model
+
+
+def choose_sentences(data: Path, rows: ExtractedAnswers, split: str) -> ExtractedAnswers:
+    """The sentence of each context with most words of the question, the first of equal ones. `data` has the file of the
+    split."""
+    questions, contexts = (read_column(data / f"{split}.arrow", name).to_pylist() for name in ("question", "context"))
+    found = []
+    for question, context in zip(questions, contexts, strict=True):
+        words = {*normalize(question).split()}
+        shared = {sentence: len(words & {*normalize(sentence).split()}) for sentence in _SENTENCES.split(context)}
+        found.append(max(shared, key=shared.__getitem__))
+    return replace(rows, predictions=np.array(found, object))
+
+
+def choose_none(rows: ExtractedAnswers, split: str) -> ExtractedAnswers:
+    """No answer to any question."""
+    return replace(rows, predictions=np.full(len(rows), "", object))

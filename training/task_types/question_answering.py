@@ -22,7 +22,6 @@ B rows of a batch (windows), T tokens, W tokens of an answer at most, N rows of 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,8 +34,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from training.data.row_problems import masks_by_reason
-from training.evaluation.constant_predictions import Baseline, Constant, Rival
-from training.evaluation.extracted_answers import ExtractedAnswers, normalize
+from training.evaluation.constant_predictions import Baseline, Constant, Rival, read_column
+from training.evaluation.extracted_answers import ExtractedAnswers, choose_none, choose_sentences
 from training.task_types.task_type import Column, TaskType
 from training.tokenization.features import Features, list_column
 
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 NO_CONTEXT = -1e9
 """The score of the best span in a window without tokens of the context."""
-_SENTENCES = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")  # also those of Chinese
 
 
 class QuestionAnswering(TaskType):
@@ -226,10 +224,10 @@ class QuestionAnswering(TaskType):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The sentence of the context that has most of the question's words; or no answer at all."""
-        rivals: list[Rival] = [Rival("the sentence with most words of the question", partial(_choose_sentences, data))]
+        rivals: list[Rival] = [Rival("the sentence with most words of the question", partial(choose_sentences, data))]
         if self.options.no_answer:
-            rivals.append(Constant("none", _choose_none))
-        train = _texts_of(_read_rows(data / "train.arrow")["answers"])
+            rivals.append(Constant("none", choose_none))
+        train = _texts_of(read_column(data / "train.arrow", "answers"))
         return Baseline(rivals, ExtractedAnswers(train, np.full(len(train), "", object)))
 
     # Records
@@ -317,20 +315,3 @@ def _texts_of(column: pa.ChunkedArray) -> npt.NDArray[np.object_]:
     """(N,) the texts of each row's answers."""
     texts = [[answer.text for answer in _read_answers(value) or ()] for value in column.to_pylist()]
     return np.fromiter(texts, object, len(texts))
-
-
-def _read_rows(file: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-
-
-def _choose_sentences(data: Path, rows: ExtractedAnswers, split: str) -> ExtractedAnswers:
-    """The sentence of each context with most words of the question, the first of equal ones."""
-    found = []
-    for row in _read_rows(data / f"{split}.arrow").select(["question", "context"]).to_pylist():
-        words, sentences = {*normalize(row["question"]).split()}, _SENTENCES.split(row["context"])
-        found.append(max(sentences, key=lambda sentence: len(words & {*normalize(sentence).split()})))
-    return replace(rows, predictions=np.array(found, object))
-
-
-def _choose_none(rows: ExtractedAnswers, split: str) -> ExtractedAnswers:
-    return replace(rows, predictions=np.full(len(rows), "", object))

@@ -35,6 +35,7 @@ ALLOWED = {
     # on their labels is a warning.
     "training.recipe.tables.metrics": {
         *("METRICS", "ONE_LABEL", "MANY_LABELS", "TAGS", "NUMBERS", "TEXTS", "TOKENS", "PAIRS", "RANKINGS"),
+        "CHOICES",
         *("metrics_for", "more_is_better", "non_numeric_label", "entries", "metric_modules"),
         *("UNPAIRED", "ANSWER_METRICS", "WIN_RATE", "frequent_positive", "metrics_of_second"),
         # The names of the metrics of tool calls, which the settings of a stage repeat if it computes them.
