@@ -332,7 +332,10 @@ def _columns(sample: FirstRows, guess: TaskGuess) -> Fields:
     others = [name for name in sample.columns if name not in named and not NO_INPUTS.search(name.lower())]
     second = f"another of {_listed(others)}" if others else ""
     reason = "chosen by the names and values of the columns" if others else ""
-    fields = {f"data.{field}": Choice(value, reason, second) for field, value in guess.data.items()}
+    fields = {
+        f"data.{field}": Choice(value) if field == "checks" else Choice(value, reason, second)
+        for field, value in guess.data.items()
+    }
     if guess.labels and "label" in guess.data:
         there = "" if sample.rows < SAMPLE_ROWS else f" in the {_rows_in_words(sample)}"
         reason = f"{len(guess.labels):,} labels{there}, the most frequent first: {_listed(guess.labels)}"

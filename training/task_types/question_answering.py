@@ -60,8 +60,9 @@ class QuestionAnswering(TaskType):
     class Options(TaskType.Options):
         """The options of question-answering."""
 
-        stride: int = Field(default=128, ge=0)
-        """The tokens that two successive windows of a long context have in common."""
+        stride: int | None = Field(default=None, ge=0)
+        """The tokens that two successive windows of a long context have in common; null: a third of tokens.max_length,
+        such as 128 of 384."""
         max_answer_tokens: int = Field(default=30, ge=1)
         """The most tokens of an answer."""
         no_answer: bool = False
@@ -129,7 +130,8 @@ class QuestionAnswering(TaskType):
         from training.tokenization.encoder import encode_windows
 
         contexts = rows.column("context").to_pylist()
-        cut = encode_windows(encoder, rows.column("question").to_pylist(), contexts, self.options.stride)
+        stride = encoder.max_length // 3 if self.options.stride is None else self.options.stride
+        cut = encode_windows(encoder, rows.column("question").to_pylist(), contexts, stride)
         bounds = [(places[places >= 0].min(initial=2**31 - 1), places.max()) for places in cut.iterate_offsets()]
         columns: dict[str, Any] = {
             "input_ids": list_column(cut.ids, cut.lengths),

@@ -137,6 +137,15 @@ def test_windows_are_those_of_autotokenizer_and_labels_lead_back_to_the_answer(w
     assert report["rows"] == {"train": 200, "validation": 40} and report["truncated"] == {"train": 0, "validation": 0}
 
 
+def test_windows_have_a_third_of_their_tokens_in_common_by_default(world: Path) -> None:
+    encoder = load_encoder(world / "base/output/tokenizer", 32)
+    (rows,) = read(world / "data/train.arrow").combine_chunks().to_batches()
+    usual, third, most = (
+        QuestionAnswering(options).features(encoder, rows).rows for options in ({}, {"stride": 10}, {"stride": 20})
+    )
+    assert usual.equals(third) and not usual.equals(most)
+
+
 def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
     """By hand: "a bc d" with an answer of two tokens, cut behind the first of them."""
     window = np.array([[-1, -1], [-1, -1], [0, 1], [2, 3], [3, 4], [-1, -1]])
