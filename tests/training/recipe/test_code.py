@@ -20,6 +20,7 @@ IMPORTERS = {
     *("flows/cli/main.py", "training/jobs/program.py", "tasks/tracking/tracker.py"),
     # The modules of the tables of exports and of OpenTelemetry's exporters.
     "tasks/tracking/opentelemetry.py",
+    *("training/recipe/column_types.py", "training/engine/task_setup.py"),
     *("tasks/registry/version_exports.py", "training/programs/export_model.py", "training/models/small_copy.py"),
 }
 
