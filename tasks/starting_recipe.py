@@ -65,6 +65,8 @@ _METRICS: Mapping[str, Sequence[str]] = {
     "reward-modeling": ("accuracy",),
     "kto": ("roc_auc", "margin"),
     "image-classification": ("accuracy", "f1_macro"),
+    "image-multi-label-classification": ("f1_macro", "f1_micro", "hamming_loss"),
+    "image-regression": ("spearman", "pearson", "rmse"),
     **dict.fromkeys(("embedding", "reranking"), ("ndcg_at_10", "mrr_at_10")),
     "sentence-similarity": ("spearman", "pearson"),
     "multiple-choice": ("accuracy", "log_loss"),

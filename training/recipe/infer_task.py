@@ -279,7 +279,11 @@ _ANSWERED = {
 """Names of a request and its answer, and the roles of the two for task sft."""
 
 
-_OF_IMAGES = {"sequence-classification": "image-classification"}
+_OF_IMAGES = {
+    "sequence-classification": "image-classification",
+    "multi-label-classification": "image-multi-label-classification",
+    "regression": "image-regression",
+}
 """Task types of images, by those of texts with the same labels."""
 
 

@@ -111,7 +111,7 @@ _VISION_MODELS = _sizes(
     BaseModel("google/vit-base-patch16-224-in21k", 86_000_000, _APACHE),
     BaseModel("google/vit-large-patch16-224-in21k", 304_000_000, _APACHE),
 )
-IMAGE_TASKS = ("image-classification",)
+IMAGE_TASKS = ("image-classification", "image-multi-label-classification", "image-regression")
 _BY_TASK = {
     **dict.fromkeys(IMAGE_TASKS, dict.fromkeys((True, False), _VISION_MODELS)),
     **dict.fromkeys(("embedding", "sentence-similarity"), _SENTENCE_TRANSFORMERS),

@@ -18,6 +18,10 @@ TASK_TYPES: dict[str, str] = {
     "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
     "image-classification": "training.task_types.image_classification:ImageClassification",
+    "image-multi-label-classification": (
+        "training.task_types.image_multi_label_classification:ImageMultiLabelClassification"
+    ),
+    "image-regression": "training.task_types.image_regression:ImageRegression",
     "reranking": "training.task_types.reranking:Reranking",
     "multiple-choice": "training.task_types.multiple_choice:MultipleChoice",
     "question-answering": "training.task_types.question_answering:QuestionAnswering",
