@@ -15,7 +15,7 @@ from tasks import locks
 from tasks.cache import executor, garbage_collection, store
 from tasks.registry import promotions
 from tasks.shared_store import bucket_remote, leases, shared_artifacts
-from tasks.shared_store.bucket import Bucket
+from tasks.shared_store.bucket import Bucket, BucketError
 from tasks.shared_store.leases import Leases
 from tasks.shared_store.shared_artifacts import SharedStore
 from tasks.tracking import outbox, tracker
@@ -132,7 +132,8 @@ _init = Leases.__init__
 def _find_or_lease_once(self: Any, stage: str, key: str, progress: Any = None, on_wait: Any = None) -> Any:
     if (ref := self.find(stage, key)) is not None:
         return ref
-    self._leases.acquire(stage, key, lambda: False)
+    with contextlib.suppress(BucketError):
+        self._leases.acquire(stage, key, lambda: False)
     return None
 
 
@@ -205,9 +206,9 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "an object is taken for uploaded": ("stores", _replaced(shared_artifacts, "send", _send_marked_only)),
     "uploads are not announced": ("stores", _replaced(shared_artifacts, "announce", _nothing)),
     "a lease replaces another": ("stores", _replaced(Bucket, "create", _create_replaces("leases/"))),
-    "a lease is not renewed": ("stores", _replaced(Leases, "_renew", lambda self, name: None)),
+    "a lease is not renewed": ("turns", _replaced(Leases, "_renew", lambda self, name: None)),
     "a lease is stale too early": (
-        "stores",
+        "turns",
         _replaced(
             Leases.__init__,
             "__kwdefaults__",
@@ -218,17 +219,17 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
             },
         ),
     ),
-    "all homes are one for leases": ("stores", _replaced(Leases, "__init__", _one_home)),
+    "all homes are one for leases": ("turns", _replaced(Leases, "__init__", _one_home)),
     "nothing is looked up after a lease": (
         "stores",
         _replaced(bucket_remote.BucketRemote, "find_or_lease", _find_or_lease_once),
     ),
-    "a lock is not taken": ("stores", _replaced(locks.FlockManager, "_lock", _lock_without_flock)),
+    "a lock is not taken": ("turns", _replaced(locks.FlockManager, "_lock", _lock_without_flock)),
     "a lock file is removed by a process that waits": (
         "stores",
         _replaced(locks.FlockManager, "_lock", _release_before_lock),
     ),
-    "a lock on a removed file counts": ("stores", _replaced(locks, "_is_file", lambda descriptor, file: True)),
+    "a lock on a removed file counts": ("turns", _replaced(locks, "_is_file", lambda descriptor, file: True)),
     "a move of an alias is not announced": ("registry", _replaced(promotions, "_announce", _announce_never)),
     "an announced move ignores others": ("registry", _replaced(promotions, "_announce", _announce_unseen)),
     "a pending move is not waited for": ("registry", _replaced(promotions, "_is_moving", lambda model, alias: False)),

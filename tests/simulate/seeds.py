@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 
-from tests.simulate import outboxes, registry, stores
+from tests.simulate import outboxes, registry, stores, turns
 from tests.simulate.system_calls import replaced
 from tests.simulate.world import Violation, World
 
-SCENES = {"stores": stores.play, "registry": registry.play, "outboxes": outboxes.play}
+SCENES = {"stores": stores.play, "registry": registry.play, "outboxes": outboxes.play, "turns": turns.play}
 
 
 def play_seed(scene: str, seed: int, trace: bool = False) -> World:
