@@ -138,6 +138,13 @@ def drawn_image(draw: random.Random) -> Row:
     return {"image": data_url(square(corner, draw)), "label": corner}
 
 
+def choices(draw: random.Random) -> Row:
+    """A sort, and words of some sorts, one of which is of that."""
+    right, *others = draw.sample(LABELS, draw.randint(2, len(LABELS)))
+    words = {sort: " ".join(draw.choices(WORDS[sort], k=2)) for sort in draw.sample([right, *others], 1 + len(others))}
+    return {"context": f"some {right}", "choices": [*words.values()], "label": [*words].index(right)}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -170,6 +177,7 @@ TINY: dict[str, Tiny] = {
         options={"loss": "lambda"},
     ),
     "image-classification": Tiny(drawn_image, {"label": "label"}, ["accuracy", "f1"], VIT),
+    "multiple-choice": Tiny(choices, {"label": "label"}, ["accuracy", "log_loss"]),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
     ),

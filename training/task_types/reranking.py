@@ -37,6 +37,7 @@ from training.evaluation.rankings import Rankings, rank_candidates
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import RANKINGS, metrics_for
 from training.task_types.task_type import Column, MinesNegatives
+from training.tokenization.candidates import encode_candidates
 from training.tokenization.features import Features, list_column
 
 if TYPE_CHECKING:
@@ -118,25 +119,14 @@ class Reranking(MinesNegatives):
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         queries, (documents, counts) = rows.column("query").to_pylist(), _documents(rows)
-        row = np.repeat(np.arange(rows.num_rows), counts)
-        encoded = encoder.encode([queries[number] for number in row.tolist()], documents)
-        lengths = np.bincount(row, encoded.lengths, rows.num_rows).astype(np.int32)
-        longest = np.zeros(rows.num_rows, np.int64)
-        np.maximum.at(longest, row, encoded.lengths + encoded.lost)
-        columns: dict[str, Any] = {"input_ids": list_column(encoded.ids, lengths)}
-        if encoded.types is not None:
-            columns["token_type_ids"] = list_column(encoded.types, lengths)
-        columns["text_lengths"] = list_column(encoded.lengths, counts)
-        columns["length"] = lengths
-        columns["query"] = hash_ids(queries)
+        columns: dict[str, Any] = {"query": hash_ids(queries)}
         if MISSED in rows.schema.names:
             columns[MISSED] = rows.column(MISSED)
         if "label" in rows.schema.names or "labels" in rows.schema.names:
             labels = _read_labels(rows)
             columns["label"] = pa.array(labels, pa.list_(pa.float32()))
             columns["targets"] = np.array([self._count_targets(row) for row in labels], np.int32)
-        lost = np.bincount(row, encoded.lost, rows.num_rows).astype(np.int64)
-        return Features(pa.RecordBatch.from_pydict(columns), lost, longest=longest)
+        return encode_candidates(encoder, queries, documents, counts, **columns)
 
     # Mined negatives
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 ONE_LABEL, MANY_LABELS, TAGS = "one_label", "many_labels", "tags"
 NUMBERS, TEXTS, TOKENS, PAIRS, UNPAIRED = "numbers", "texts", "tokens", "pairs", "unpaired"
-CONVERSATIONS, RANKINGS = "conversations", "rankings"
+CONVERSATIONS, RANKINGS, CHOICES = "conversations", "rankings", "choices"
 """Types of predictions: each is a class in training/evaluation, which has it as `prediction_type`."""
 
-RIGHT_OR_WRONG = (ONE_LABEL, MANY_LABELS, TAGS, PAIRS, UNPAIRED)
+RIGHT_OR_WRONG = (ONE_LABEL, MANY_LABELS, TAGS, PAIRS, UNPAIRED, CHOICES)
 """The types whose predictions are each right or wrong: their classes have `correct`."""
 
 
@@ -81,6 +81,7 @@ METRICS: dict[str, Metric] = {
             TAGS: "labels:TagAccuracy",
             PAIRS: "rewards:PreferenceAccuracy",
             UNPAIRED: "rewards:UnpairedAccuracy",
+            CHOICES: "labels:Accuracy",
         },
         within_label=True,
     ),
@@ -108,7 +109,7 @@ METRICS: dict[str, Metric] = {
         },
         needs={ONE_LABEL: "all", UNPAIRED: "two"},
     ),
-    "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, within_label=True, **_ERROR),
+    "log_loss": _metric("probabilities:LogLoss", ONE_LABEL, MANY_LABELS, CHOICES, within_label=True, **_ERROR),
     "calibration_error": _metric("probabilities:CalibrationError", ONE_LABEL, more_is_better=False),
     "hamming_loss": _metric("labels:HammingLoss", MANY_LABELS, more_is_better=False),
     "mse": _metric("numbers:Mse", ONE_LABEL, NUMBERS, numeric_labels=True, within_label=True, **_ERROR),

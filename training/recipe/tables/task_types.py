@@ -18,6 +18,7 @@ TASK_TYPES: dict[str, str] = {
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
     "image-classification": "training.task_types.image_classification:ImageClassification",
     "reranking": "training.task_types.reranking:Reranking",
+    "multiple-choice": "training.task_types.multiple_choice:MultipleChoice",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
 edit to one task type's code leaves the artifacts of others valid."""
