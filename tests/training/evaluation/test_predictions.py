@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.calibration import REGIMES
 from training.evaluation import metrics
+from training.evaluation.choices import Choices
 from training.evaluation.generated_texts import Generated
 from training.evaluation.metrics.resampling import figures
 from training.evaluation.predictions import Likelihoods, ManyLabels, Numbers, OneLabel, Predictions
@@ -88,6 +89,6 @@ def test_the_worst_case_of_a_model_that_is_sure_of_itself_is_that_it_is_wrong() 
 
 
 def test_the_types_that_are_right_or_wrong_are_those_whose_class_says_so() -> None:
-    classes = [OneLabel, ManyLabels, Numbers, Likelihoods, Tagged, Generated, Preferences, UnpairedPreferences]
+    classes = [OneLabel, ManyLabels, Numbers, Likelihoods, Tagged, Generated, Preferences, UnpairedPreferences, Choices]
     found = [kind.prediction_type for kind in [*classes, Conversations] if kind.correct is not Predictions.correct]
     assert set(found) == set(RIGHT_OR_WRONG)
