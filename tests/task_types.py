@@ -145,6 +145,16 @@ def choices(draw: random.Random) -> Row:
     return {"context": f"some {right}", "choices": [*words.values()], "label": [*words].index(right)}
 
 
+def asked(draw: random.Random) -> Row:
+    """Words of all sorts, and a question about one sort, of which there is a word or none."""
+    wanted, there = draw.choice(LABELS), draw.sample(LABELS, draw.randint(2, len(LABELS)))
+    words = {sort: draw.choice(WORDS[sort]) for sort in there}
+    context = " ".join(words.values())
+    found = [words[wanted]] if wanted in words else []
+    answers = {"text": found, "answer_start": [f" {context} ".index(f" {word} ") for word in found]}
+    return {"question": f"some {wanted}", "context": context, "answers": answers}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -177,7 +187,10 @@ TINY: dict[str, Tiny] = {
         options={"loss": "lambda"},
     ),
     "image-classification": Tiny(drawn_image, {"label": "label"}, ["accuracy", "f1"], VIT),
-    "multiple-choice": Tiny(choices, {"label": "label"}, ["accuracy", "log_loss"]),
+    "multiple-choice": Tiny(choices, {"label": "label"}, ["accuracy", "log_loss"], epochs=24),
+    "question-answering": Tiny(
+        asked, {}, ["f1", "exact_match"], options={"stride": 2, "max_answer_tokens": 2, "no_answer": True}, epochs=24
+    ),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
     ),

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[1]
 TASK_TYPE_PAGE = ROOT / "docs" / "how-to" / "own-task-type.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 SERVICE = ROOT / "docs" / "how-to" / "leave-a-service.md"
-EXAMPLE = ROOT / "deployments" / "examples" / "question_answering.py"
-MODULES = ("mine", "question_answering", "moves")
+EXAMPLE = ROOT / "deployments" / "examples" / "ordinal_regression.py"
+MODULES = ("mine", "ordinal_regression", "stars")
 
 
 class Follower(Reader):
@@ -110,13 +110,13 @@ def test_the_steps_before_a_run_print_what_the_page_shows(page: Path, tmp_path: 
     with in_folder(tmp_path):
         assert followed(page, runs=False).splitlines() == page.read_text().splitlines()
     if page == TASK_TYPE_PAGE:
-        assert (tmp_path / "question_answering.py").read_bytes() == EXAMPLE.read_bytes()
+        assert (tmp_path / "ordinal_regression.py").read_bytes() == EXAMPLE.read_bytes()
 
 
 @pytest.mark.drill
 @pytest.mark.parametrize(
     ("page", "answer"),
-    [(TASK_TYPE_PAGE, "\n  New York  (from"), (TUTORIAL, '{"label":"shipping"')],
+    [(TASK_TYPE_PAGE, "\n  4  (above"), (TUTORIAL, '{"label":"shipping"')],
     ids=["task type", "tutorial"],
 )
 def test_every_step_of_the_page_can_be_followed_to_the_answer_of_the_registered_model(
@@ -134,23 +134,23 @@ def test_the_page_names_all_that_a_task_type_has_to_have() -> None:
 
 
 MISTAKES = {
-    "a class that is not there": ("class Mine: ...", "task: 'mine' has no 'Extractive': it has none."),
+    "a class that is not there": ("class Mine: ...", "task: 'mine' has no 'Ordinal': it has none."),
     "a file that does not compile": ("x = (\n", "task: importing 'mine' failed: SyntaxError"),
     "an import that fails": ("\nx = 1 / 0\n", "task: importing 'mine' failed: ZeroDivisionError: division by zero ("),
     "another class": (
-        "class Extractive: ...",
-        "task: 'mine:Extractive' is the class Extractive: it must be a subclass",
+        "class Ordinal: ...",
+        "task: 'mine:Ordinal' is the class Ordinal: it must be a subclass",
     ),
     "a class without its names": (
         "from training.task_types.task_type import TaskType\n"
-        "class Extractive(TaskType):\n    columns = {}\n    hub_task = 'x'\n",
-        "task: 'mine:Extractive' lacks `auto_class`, `card_sentence`: declare them in the class.",
+        "class Ordinal(TaskType):\n    columns = {}\n    hub_task = 'x'\n",
+        "task: 'mine:Ordinal' lacks `auto_class`, `card_sentence`: declare them in the class.",
     ),
     "a class without methods": (
-        "from training.task_types.task_type import TaskType\nclass Extractive(TaskType):\n    columns = {}\n"
+        "from training.task_types.task_type import TaskType\nclass Ordinal(TaskType):\n    columns = {}\n"
         "    hub_task = card_sentence = auto_class = 'x'\n"
-        "    class Options(TaskType.Options):\n        stride: int = 1\n        max_answer_tokens: int = 1\n",
-        "task: 'mine:Extractive' cannot be made: Can't instantiate abstract class Extractive with",
+        "    class Options(TaskType.Options):\n        smoothing: float = 0\n",
+        "task: 'mine:Ordinal' cannot be made: Can't instantiate abstract class Ordinal with",
     ),
     "checks that fail": (
         "    def row_problems(self, rows):\n        return [1 / 0]\n",
@@ -158,18 +158,18 @@ MISTAKES = {
     ),
     "a check without a name": (
         "    def row_problems(self, rows):\n        yield 'odd', 'is odd', [True] * rows.num_rows\n",
-        "task: `row_problems` of Extractive yields an unknown check 'odd': add it to its `checks`.",
+        "task: `row_problems` of Ordinal yields an unknown check 'odd': add it to its `checks`.",
     ),
     "a method by its former name": (
         "    def faults(self, rows):\n        return iter(())\n",
-        "task: `faults` of 'mine:Extractive' would not be called: it is `row_problems` now.",
+        "task: `faults` of 'mine:Ordinal' would not be called: it is `row_problems` now.",
     ),
     "features that fail": (
         "    def features(self, encoder, rows):\n        return {}['x']\n",
         "task: `features` failed in {file} line 5: KeyError: 'x'",
     ),
 }
-BASE = "from question_answering import ExtractiveQA\n\nclass Extractive(ExtractiveQA):\n"
+BASE = "from ordinal_regression import OrdinalRegression\n\nclass Ordinal(OrdinalRegression):\n"
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -183,11 +183,11 @@ def test_a_mistake_in_a_task_type_of_ones_own_is_one_message(
         for block in BLOCK.finditer(TASK_TYPE_PAGE.read_text()):
             if block[2].startswith("file "):
                 Path(block[2].split()[1]).write_text(block[3])
-        Path("question_answering.py").write_bytes(EXAMPLE.read_bytes())
-        recipe = Path("moves.yaml")
-        recipe.write_text(recipe.read_text().replace("question_answering:ExtractiveQA", "mine:Extractive"))
+        Path("ordinal_regression.py").write_bytes(EXAMPLE.read_bytes())
+        recipe = Path("stars.yaml")
+        recipe.write_text(recipe.read_text().replace("ordinal_regression:OrdinalRegression", "mine:Ordinal"))
         Path("mine.py").write_text((BASE if content.startswith("    ") else "") + content)
-        assert main(["check", "moves.yaml"]) != 0
+        assert main(["check", "stars.yaml"]) != 0
     output = capsys.readouterr()
     assert message.format(file=tmp_path / "mine.py") in output.out + output.err
     assert "Traceback" not in output.out + output.err

@@ -134,6 +134,7 @@ TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/s
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
 TAUGHT_BY_HUB: dict[str, Any] = {"training.teacher": {"source": "hub", "path": "me/small"}}
 TAUGHT_BY_VERSION: dict[str, Any] = {"training.teacher": {"source": "registry", "path": "big/1"}}
+SQUAD = {"task": "question-answering", "data": {"source": "csv", "path": "rows"}, "evaluation.metrics": ["f1"]}
 IMAGES: dict[str, Any] = {
     "task": "image-classification",
     "data": {"source": "csv", "path": "rows", "label": "label"},
@@ -455,6 +456,13 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
     "reranking": {
         "loss": Change("mse", "load_data tokenize fit predict_champion", RERANKING),
         "pos_weight": Change(2.0, "fit", RERANKING),
+    },
+    "multiple-choice": {},
+    "question-answering": {
+        "stride": Change(8, "tokenize predict_champion", SQUAD),
+        "max_answer_tokens": Change(8, "predict predict_champion", SQUAD),
+        "no_answer": Change(True, "load_data tokenize predict score predict_champion compare", SQUAD),
+        "no_answer_threshold": Change(1.0, "predict predict_champion", {**SQUAD, "options.no_answer": True}),
     },
     "reward-modeling": {
         "append_eos": Change(False, "tokenize predict_champion", REWARD),

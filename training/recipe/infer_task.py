@@ -39,6 +39,11 @@ PAIRS = (
 )
 """Names of two texts that belong together."""
 QUERIES = ("query", "question", "anchor", "search", "query_text")
+CONTEXTS = ("context", "ctx", "question", "prompt", "query", "story", "sentence")
+CHOICES = ("choices", "endings", "options", "answers", "candidates")
+RIGHT_CHOICES = ("label", "answer", "gold", "answer_index", "correct")
+SWAG = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
+"""Names of columns of multiple choice."""
 DOCUMENTS = ("documents", "docs", "passages", "candidates", "answers", "responses", "texts")
 DOCUMENT = ("document", "doc", "passage", "candidate", "answer", "response", "positive")
 """Names of columns of queries, of lists of documents, and of single documents."""
@@ -178,6 +183,7 @@ def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> It
     kinds = (
         _candidates,
         _anchors,
+        _choices,
         _questions_with_spans,
         _tags,
         _pairs_of_texts,
@@ -322,9 +328,28 @@ def _scored_pairs(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
 def _questions_with_spans(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
     names = ("question", "context", "answers")
     if columns.keys() >= {*names} and not columns["answers"].is_flat:
-        task = "deployments.examples.question_answering:ExtractiveQA"
         reason = "each row has a question, a context and its answers (SQuAD)"
-        yield TaskGuess(task, reason, {"checks": {"duplicates": "ignore"}}, texts=("question", "context"))
+        some_have_none = any(
+            not (value.get("text") if isinstance(value, Mapping) else value) for value in columns["answers"].values
+        )
+        options = {"no_answer": True} if some_have_none else {}
+        checks = {"checks": {"duplicates": "ignore"}}
+        yield TaskGuess("question-answering", reason, checks, options, texts=("question", "context"))
+
+
+def _choices(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    if columns.keys() >= {*SWAG}:
+        yield TaskGuess("multiple-choice", "each row has four endings (SWAG)", {"label": "label"}, texts=SWAG[:-1])
+        return
+    context, choices, right = (
+        next((name for name in columns if name.lower() in names), None) for names in (CONTEXTS, CHOICES, RIGHT_CHOICES)
+    )
+    if context is None or choices is None or right is None or not columns[context].is_flat:
+        return
+    if columns[choices].is_list_of_texts and columns[right].is_whole:
+        reason = f"{right!r} is the place of one of the texts of {choices!r}"
+        named = {"columns": {"context": context, "choices": choices}, "label": right}
+        yield TaskGuess("multiple-choice", reason, named, texts=(context,))
 
 
 def _tags(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:

@@ -157,7 +157,7 @@ def _is_task_type(found: Any) -> bool:
 _FIELD = CodeField(
     kind="recipe",
     where="task",
-    example="my_task:ExtractiveQA",
+    example="ordinal_regression:OrdinalRegression",
     accepted="a subclass of training.task_types.task_type.TaskType",
     accepts=_is_task_type,
 )

@@ -371,7 +371,7 @@ def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stri
         if encoder.max_length - special - tokens <= stride:
             message = (
                 f"{encoder.max_length} leaves no room for a window with the {special} special tokens, the {tokens} of "
-                f"{first!r:.60}, and the {stride} that windows have in common: choose more."
+                f"{first!r:.60}, and the {stride} that windows have in common: choose more, or less as options.stride."
             )
             raise UserError.of("tokens", "tokens.max_length", message)
     with encoder.truncation(encoder.max_length, stride=stride, strategy="only_second"):

@@ -126,6 +126,20 @@ WORDS, TAGS = [["EU", "rejects", "calls"]] * 10 + [["Peter", "is", "here"]] * 10
             "kto",
             {"columns": {"prompt": "prompt", "completion": "completion"}, "label": "label"},
         ),
+        (
+            {"ctx": TEXTS, "endings": [["one", "two", "three"]] * 20, "label": ["0", "2"] * 10},
+            "multiple-choice",
+            {"columns": {"context": "ctx", "choices": "endings"}, "label": "label"},
+        ),
+        (
+            {
+                **dict.fromkeys(("sent1", "sent2"), TEXTS),
+                **{f"ending{n}": OTHERS for n in range(4)},
+                "label": [0, 3] * 10,
+            },
+            "multiple-choice",
+            {"label": "label"},
+        ),
         ({"text": TEXTS}, "causal-lm", {"text": ["text"]}),
         (
             {"headline": TEXTS, "section": TEAMS, "keywords": [["ink"], ["ink", "paper"]] * 10},
@@ -164,6 +178,17 @@ def test_texts_with_classes_train_embeddings_if_that_is_asked_for() -> None:
     *_, last = guess_tasks({"text": TEXTS, "team": TEAMS})
     assert (last.task, last.options) == ("embedding", {"loss": "batch_all_triplet"})
     assert last.data == {"text": ["text"], "label": "team"}
+
+
+def test_questions_without_an_answer_set_the_option_for_them() -> None:
+    rows = {"id": [*range(20)], "question": TEXTS, "context": OTHERS}
+    answers = {"text": ["ink"], "answer_start": [3]}
+    for given, options in (
+        ([answers] * 20, {}),
+        ([answers, {"text": [], "answer_start": []}] * 10, {"no_answer": True}),
+    ):
+        best = guess_tasks({**rows, "answers": given})[0]
+        assert (best.task, best.options) == ("question-answering", options)
 
 
 def test_ratings_may_be_classes_or_numbers() -> None:

@@ -21,7 +21,7 @@ from training.programs import predict, score
 from training.recipe import parse
 from training.recipe.tables.task_types import TASK_TYPES
 
-NAME, CLASS = "ordinal-regression", "tests.training.ordinal:OrdinalRegression"
+NAME, CLASS = "ordinal-regression", "deployments.examples.ordinal_regression:OrdinalRegression"
 STARS = ["1", "2", "3", "4"]
 
 
@@ -66,7 +66,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_task_type_with_predictions_of_its_own_is_a_file_and_a_line_of_the_table(world: Path) -> None:
     recipe = parse(values(world / "rows"))
-    assert recipe.evaluation.metrics == ["rank_error"] and task_types.code_modules(NAME) == ["tests.training.ordinal"]
+    assert recipe.evaluation.metrics == ["rank_error"] and task_types.code_modules(NAME) == [CLASS.partition(":")[0]]
     job_dir = write_fit_job(values(world / "rows"), world, world / "fit")
     assert finish(job_dir, program=fit).state == "finished", (job_dir / "log.txt").read_text()
     model, task = job_dir / "output/model", {"task": NAME, "options": {}}

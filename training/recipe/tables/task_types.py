@@ -19,6 +19,7 @@ TASK_TYPES: dict[str, str] = {
     "image-classification": "training.task_types.image_classification:ImageClassification",
     "reranking": "training.task_types.reranking:Reranking",
     "multiple-choice": "training.task_types.multiple_choice:MultipleChoice",
+    "question-answering": "training.task_types.question_answering:QuestionAnswering",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
 edit to one task type's code leaves the artifacts of others valid."""
