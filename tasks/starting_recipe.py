@@ -66,13 +66,18 @@ _METRICS: Mapping[str, Sequence[str]] = {
     "kto": ("roc_auc", "margin"),
     **dict.fromkeys(("embedding", "reranking"), ("ndcg_at_10", "mrr_at_10")),
     "sentence-similarity": ("spearman", "pearson"),
-    **dict.fromkeys(("causal-lm", "masked-lm", "sft"), ("perplexity", "token_accuracy")),
+    "multiple-choice": ("accuracy", "log_loss"),
+    "question-answering": ("f1", "exact_match"),
+    **dict.fromkeys(("causal-lm", "masked-lm", "span-corruption", "sft"), ("perplexity", "token_accuracy")),
 }
 _OTHER_METRICS = ("f1", "exact_match")
-_CHOOSE_BY_LOSS = ("causal-lm", "masked-lm", "sft", "preference", "reward-modeling", "kto", "seq2seq")
+_CHOOSE_BY_LOSS = (
+    *("causal-lm", "masked-lm", "span-corruption", "seq2seq", "sft"),
+    *("preference", "reward-modeling", "kto"),
+)
 """Task types whose best checkpoint is chosen by the loss: their metrics are slow, or follow it."""
 _ANSWERING = ("sft", "preference", "reward-modeling", "kto")
-_WRITING = (*_ANSWERING, "causal-lm", "masked-lm", "seq2seq")
+_WRITING = (*_ANSWERING, "causal-lm", "masked-lm", "span-corruption", "seq2seq")
 """Task types with an output for each word of the vocabulary."""
 _CHAT_TEMPLATE = "deployments/examples/chat.jinja"
 _LEARNING_RATES = {"seq2seq": 3e-4, "causal-lm": 1e-4, "sft": 1e-4, "preference": 1e-6, "kto": 1e-6}

@@ -166,6 +166,7 @@ TINY: dict[str, Tiny] = {
     "token-classification": Tiny(tagged, OF_TEXTS, ["f1", "accuracy"]),
     "causal-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], GPT2, epochs=32),
     "masked-lm": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"]),
+    "span-corruption": Tiny(recited, {"text": ["text"]}, ["perplexity", "token_accuracy"], T5, epochs=32),
     "seq2seq": Tiny(translated, {}, ["chrf", "exact_match"], T5, {"max_new_tokens": 12}),
     "sft": Tiny(completed, ANSWERED, ["perplexity", "token_accuracy"], GPT2, {"max_new_tokens": 12}, epochs=24),
     "preference": Tiny(preferred, {}, ["accuracy", "margin"], GPT2, {"max_new_tokens": 12}),
@@ -271,6 +272,7 @@ def build_world(values: Row, home: Path) -> Path:
         "seed": recipe.model.seed,
         "texts": columns.texts,
         "writes": columns.task_type.generates_text,
+        "sentinels": columns.task_type.sentinels,
     }
     job = Job(
         program="training.programs.create_model", key="base", settings=settings, inputs={"data": str(home / "data")}

@@ -75,6 +75,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
                 seed=model.seed,
                 texts=wanted.texts,
                 writes=wanted.task_type.generates_text,
+                sentinels=wanted.task_type.sentinels,
             ),
             reads={
                 "data": files_of(data, ["train.arrow"]),

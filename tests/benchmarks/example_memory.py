@@ -138,7 +138,7 @@ def _create(name: str, recipe: Recipe, folder: Path) -> None:
 
     texts = [f"word{number}" for number in range(WORDS)]
     writes = recipe.task == "sft"
-    tokenizer = learner(writes=writes)(lambda: iter(texts), WORDS * 5)
+    tokenizer = learner(writes=writes, sentinels=0)(lambda: iter(texts), WORDS * 5)
     values = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
     config = AutoConfig.for_model(
         CONFIGS[name]["model_type"],

@@ -394,6 +394,10 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "mlm_probability": Change(0.3, "tokenize fit predict predict_champion", TEXTS),
         "whole_words": Change(True, "tokenize fit predict predict_champion", TEXTS),
     },
+    "span-corruption": {
+        "noise_density": Change(0.3, "tokenize fit predict predict_champion", TEXTS),
+        "mean_noise_span_length": Change(4.0, "tokenize fit predict predict_champion", TEXTS),
+    },
     "seq2seq": {
         **{name: Change(value, "predict predict_champion", {**TRANSLATION, **BEAMS}) for name, value in WRITES.items()},
         "prefix": Change("tag: ", "tokenize predict_champion", TRANSLATION),

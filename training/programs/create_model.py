@@ -24,7 +24,7 @@ from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, invalid_values, make_config
 from training.models.repository_files import part_of
-from training.tokenization.special_tokens import SPECIAL
+from training.tokenization.special_tokens import SPECIAL, sentinel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -58,6 +58,8 @@ class CreateModelSettings(Settings):
     """The columns with texts, or lists of texts, that the vocabulary is learnt from."""
     writes: bool
     """Whether the model generates text."""
+    sentinels: int = 0
+    """The tokens for missing spans of a text, in the vocabulary."""
 
 
 def main(job_dir: Path, job: Job, events: Events) -> ModelResult:
@@ -70,7 +72,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ModelResult:
     make_config(config, RECIPE)  # a mistake in it is reported before the vocabulary is learnt
     data = Path(job.inputs["data"]) / "train.arrow"
     events.progress(phase="vocabulary")
-    learn = learner(writes=settings.writes)
+    learn = learner(writes=settings.writes, sentinels=settings.sentinels)
     tokenizer = learn(lambda: texts(data, settings.texts), config["vocab_size"])
     events.progress(phase="model")
     model = create(config | {"vocab_size": tokenizer.get_vocab_size()}, tokenizer, settings.seed)
@@ -96,9 +98,18 @@ def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
                 yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
 
 
-def learner(*, writes: bool) -> Callable[[Rows, int], Tokenizer]:
-    """The function that trains the tokenizer: one that decodes any text if the model generates texts."""
-    return train_bpe if writes else train_wordpiece
+def learner(*, writes: bool, sentinels: int) -> Callable[[Rows, int], Tokenizer]:
+    """The function that trains the tokenizer: one that decodes any text if the model generates texts or their missing
+    spans."""
+    if not sentinels:
+        return train_bpe if writes else train_wordpiece
+
+    def learn(rows: Rows, vocab_size: int) -> Tokenizer:
+        tokenizer = train_bpe(rows, vocab_size - sentinels)
+        tokenizer.add_special_tokens([sentinel(number) for number in range(sentinels)])
+        return tokenizer
+
+    return learn
 
 
 def train_bpe(rows: Rows, vocab_size: int) -> Tokenizer:

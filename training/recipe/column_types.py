@@ -76,6 +76,8 @@ class RowSpecification:
     only if their targets are equal too."""
     takes_documents: ClassVar[bool] = False
     """Whether a text may be a whole document, because it is cut into blocks of tokens."""
+    sentinels: ClassVar[int] = 0
+    """The tokens for missing spans of a text that a new tokenizer gets: training.tokenization.special_tokens."""
     generates_text: ClassVar[bool] = False
     """Whether its models generate text. A tokenizer that is made from scratch then keeps case and accents."""
 

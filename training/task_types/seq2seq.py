@@ -108,35 +108,12 @@ class Seq2Seq(LearnsTokens, WritesTargets):
         return loss_only
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Sets the decoder's start token, and the first and last token of a target, to those of this tokenizer: a
-        multilingual model may have those of another language. Raises UserError if targets have no end token, because
-        the model would not learn to stop, and if the model lacks positions for the tokens that the options allow."""
-        import torch
-
+        """Sets the tokens of targets. Raises UserError if there is no end token, and if the model lacks positions for
+        the tokens that the options allow."""
         from training.models.loading import require_positions
 
-        config, generation = model.config, model.generation_config
         require_positions(model, **self.position_limits())
-        empty_target = tokenizer(text_target="")["input_ids"]
-        ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
-        end = next((token for token in ends if token is not None and token in empty_target), None)
-        if end is None:
-            message = "adds no eos_token to a target: choose a tokenizer that does, such as that of a T5 or a BART."
-            raise UserError.of("model", "tokenizer", message)
-        if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
-            config.eos_token_id = end
-        if getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = config.pad_token_id
-        start = config.decoder_start_token_id
-        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([empty_target]))[0, 0])
-        generation.update(
-            pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start
-        )
-        unset_ineffective(generation)
-        for forced, token in {"forced_bos_token_id": empty_target[0], "forced_eos_token_id": end}.items():
-            if getattr(generation, forced, None) is not None:
-                setattr(generation, forced, token)
+        set_target_tokens(model, tokenizer)
 
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """input_ids and length, of the prefix and `source`; and, if rows have targets, `label`, the token ids
@@ -273,3 +250,30 @@ class Seq2Seq(LearnsTokens, WritesTargets):
 
     def published_files(self, folder: Path, max_length: int) -> dict[str, str]:
         return self.options.published_files(folder)
+
+
+def set_target_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sets the decoder's start token, and the first and last token of a target, to those of this tokenizer: a
+    multilingual model may have those of another language. Raises UserError if targets have no end token, because the
+    model would not learn to stop."""
+    import torch
+
+    config, generation = model.config, model.generation_config
+    empty_target = tokenizer(text_target="")["input_ids"]
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    end = next((token for token in ends if token is not None and token in empty_target), None)
+    if end is None:
+        message = "adds no eos_token to a target: choose a tokenizer that does, such as that of a T5 or a BART."
+        raise UserError.of("model", "tokenizer", message)
+    if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
+        config.eos_token_id = end
+    if getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id
+    start = config.decoder_start_token_id
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([empty_target]))[0, 0])
+    generation.update(pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id, decoder_start_token_id=start)
+    unset_ineffective(generation)
+    for forced, token in {"forced_bos_token_id": empty_target[0], "forced_eos_token_id": end}.items():
+        if getattr(generation, forced, None) is not None:
+            setattr(generation, forced, token)

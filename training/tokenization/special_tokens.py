@@ -26,8 +26,15 @@ SPECIAL = {
     "mask_token": "[MASK]",
 }
 """Those of a tokenizer that is trained on rows."""
+SENTINELS = 100
+"""The tokens `<extra_id_0>`, `<extra_id_1>`, … of a T5, each in the place of a span of a text."""
 MOST_TOKENS = 1000
 """The special tokens that are searched for; some tokenizers reserve thousands that nothing uses."""
+
+
+def sentinel(number: int) -> str:
+    """The sentinel of this number, from 0."""
+    return f"<extra_id_{number}>"
 
 
 def mark_spelt(value: Any, tokens: Sequence[str]) -> Any:

@@ -136,8 +136,8 @@ def add_template(tokenizer: Path, template: Path, out: Path) -> Path:
 def _train_tokenizer(recipe: Recipe, rows: Path, out: Path) -> Path:
     from training.programs.create_model import learner, texts
 
-    columns = source_columns(recipe)
-    train, size = learner(writes=columns.task_type.generates_text), (recipe.model.config or {})["vocab_size"]
+    columns, size = source_columns(recipe), (recipe.model.config or {})["vocab_size"]
+    train = learner(writes=columns.task_type.generates_text, sentinels=columns.task_type.sentinels)
     tokenizer = train(lambda: texts(rows / "train.arrow", columns.texts), size)
     out.mkdir()
     tokenizer.save(str(out / "tokenizer.json"))

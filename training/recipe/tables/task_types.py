@@ -9,6 +9,7 @@ TASK_TYPES: dict[str, str] = {
     "token-classification": "training.task_types.token_classification:TokenClassification",
     "causal-lm": "training.task_types.causal_lm:CausalLM",
     "masked-lm": "training.task_types.masked_lm:MaskedLM",
+    "span-corruption": "training.task_types.span_corruption:SpanCorruption",
     "seq2seq": "training.task_types.seq2seq:Seq2Seq",
     "sft": "training.task_types.sft:SupervisedFineTuning",
     "preference": "training.task_types.preference:Preference",
