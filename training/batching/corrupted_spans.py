@@ -2,12 +2,14 @@
 rank.
 
 A share of each text's tokens, without those at its ends, is taken away in spans, and a sentinel stands for each. The
-target names each sentinel and then the tokens of its span, as `random_spans_noise_mask` of T5 draws them (Raffel et
-al., arXiv:1910.10683):
+target names each sentinel and then the tokens of its span (Raffel et al., arXiv:1910.10683):
 
     tokens     Thank you for inviting me to your party last week </s>
-    input      Thank you <extra_id_0> me to your party <extra_id_1> </s>
-    target     <extra_id_0> for inviting <extra_id_1> last week </s>
+    input      Thank you <extra_id_0> me to your party <extra_id_1> week </s>
+    target     <extra_id_0> for inviting <extra_id_1> last </s>
+
+Numbers of tokens and spans are those of `random_spans_noise_mask` of T5. Its texts begin with a part that stays and end
+with a missing one, so that a short text would always lack its end; here all places of the spans are equally likely.
 
 In training, a row's random generator is seeded with (seed, epoch, row); in evaluations with its tokens, so a text
 always lacks the same spans. N texts, B rows of a batch, T tokens of the longest input, S of the longest target.
@@ -16,7 +18,8 @@ always lacks the same spans. N texts, B rows of a batch, T tokens of the longest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int32]
 
 
-class Corruption(NamedTuple):
+@dataclass(frozen=True)
+class Corruption:
     """How much of a text is taken away."""
 
     density: float
@@ -45,7 +49,7 @@ class Corruption(NamedTuple):
         """The tokens that are taken away from texts of (N,) tokens, and their spans; at least one if there are any."""
         missing = np.clip(np.rint(tokens * self.density), np.minimum(tokens, 1), np.maximum(tokens - 1, 1))
         missing = np.minimum(missing, tokens).astype(np.int64)
-        most = np.minimum(np.minimum(missing, np.maximum(tokens - missing, 1)), SENTINELS)
+        most = np.minimum(np.minimum(missing, tokens - missing + 1), SENTINELS)
         return missing, np.clip(np.rint(missing / self.mean_span), np.minimum(missing, 1), most).astype(np.int64)
 
 
@@ -87,13 +91,15 @@ class CorruptedSpans(PadSourceAndTarget):
         if not len(text):
             return ids, np.empty(0, np.int32)
         missing, spans = map(int, self.corruption.count(np.array(len(text))))
-        lengths = np.empty(2 * spans, np.int64)  # of what stays and what is missing, in turn
-        lengths[0::2], lengths[1::2] = _divide(len(text) - missing, spans, draw), _divide(missing, spans, draw)
+        around = _divide(len(text) - missing + 2, spans + 1, draw)  # what stays; first and last may be empty
+        around[[0, -1]] -= 1
+        lengths = np.empty(2 * spans + 1, np.int64)
+        lengths[0::2], lengths[1::2] = around, _divide(missing, spans, draw)
         parts = np.split(text, lengths.cumsum()[:-1])
         marks = self.sentinels[:spans, None]
-        given = [part for pair in zip(parts[0::2], marks, strict=True) for part in pair]
+        given = [part for pair in zip(parts[0:-1:2], marks, strict=True) for part in pair]
         wanted = [part for pair in zip(marks, parts[1::2], strict=True) for part in pair]
-        return np.concatenate([begin, *given, ends]), np.concatenate([begin, *wanted, ends])
+        return np.concatenate([begin, *given, parts[-1], ends]), np.concatenate([begin, *wanted, ends])
 
 
 def _divide(total: int, parts: int, draw: np.random.Generator) -> npt.NDArray[np.int64]:
