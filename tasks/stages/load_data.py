@@ -130,6 +130,7 @@ def load_data(recipe: Recipe, lock: Lock, model: Artifact | None = None) -> Stag
             "training.data.load_rows",
             *of_corpus,
             *dict.fromkeys(one.reader.partition(":")[0] for one in sources),
+            *wanted.modules,
             *code,
         ],
         outside=[*figures_code(recipe.task), *unread],

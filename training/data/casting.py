@@ -29,7 +29,7 @@ from training.data.readers import Block, MissingColumns
 from training.data.row_dicts import BOOLEANS, WHOLE_NUMBER
 from training.data.row_problems import RowProblem, shorten
 from training.problems import Problem, UserError
-from training.recipe.column_types import Form
+from training.recipe.column_types import Form, module_of
 from training.recipe.filters import Filter, parse_filter
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
@@ -263,9 +263,10 @@ def _read_images(name: str, column: pa.Array, wanted: SourceColumns, block: Bloc
     """Converts paths of images, their bytes, and objects of both to the base64 of the files."""
     if wanted.form_of(name) != "image":
         return column, {}
-    from training.data.images import read_images
-
-    return read_images(column, name, block.image_folder or wanted.image_folder)
+    read: tuple[pa.Array, Wrong] = module_of("image").read_images(
+        column, name, block.image_folder or wanted.image_folder
+    )
+    return read
 
 
 def _convert(column: pa.Array, to: pa.DataType, is_bad: Callable[[Any], bool]) -> tuple[pa.Array, list[int]]:

@@ -27,6 +27,7 @@ from training.data.readers import Block
 from training.data.row_problems import RowProblems
 from training.data.row_statistics import MISSING_WORDS, SplitStatistics
 from training.data.row_times import RowTimes
+from training.recipe.column_types import module_of
 from training.recipe.source_columns import WITHOUT_TEXT, SourceColumns, StoredColumn
 from training.recipe.tables.row_checks import IMAGE_CHECKS, REFUSED_BY_TEMPLATE
 
@@ -93,9 +94,8 @@ def examine_image(image: str | None) -> Examined | None:
     """What is known of a stored image; None for a missing one."""
     if image is None:
         return None
-    from training.data.images import examine
-
-    return examine(image)
+    examined: Examined = module_of("image").examine(image)
+    return examined
 
 
 def long_text(rows: pa.RecordBatch, wanted: SourceColumns) -> Iterator[tuple[str, Mask]]:

@@ -21,7 +21,7 @@ from training.data.label_indices import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
 from training.jobs.protocol import Result
-from training.recipe.column_types import Form
+from training.recipe.column_types import Form, module_of
 from training.recipe.source_columns import SourceColumns, StoredColumn
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -54,8 +54,7 @@ def hash_ids(texts: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _spell(column: pa.Array, form: Form | None = None) -> list[str]:
     if form == "image":
-        from training.data.images import examine
-
+        examine = module_of(form).examine
         return [examine(image).pixels for image in column.to_pylist()]
     return [value if isinstance(value, str) else as_json(value) for value in column.to_pylist()]
 

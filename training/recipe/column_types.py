@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ Form = Literal["text", "texts", "label", "labels", "number", "boolean", "value",
 _MESSAGES = '[{"role": "user", "content": "Hi"}]'
 EXAMPLES = {"texts": '["EU", "rejects"]', "labels": '["B-ORG", "O"]', "value": _MESSAGES, "content": _MESSAGES}
 """Values of the nested forms, as a person writes them in JSON."""
+MODULES: Mapping[Form, str] = {"image": "training.data.images"}
+"""Modules that read the values of one form. They are imported by name, so that their code counts only for stages whose
+rows have that form: load_data names them, others reach them by the module of the task type."""
 
 BESIDE_CONVERSATIONS = {
     **dict.fromkeys(("system", "system_prompt"), "write its text as the first message, by 'system', or in the prompt"),
@@ -50,6 +54,11 @@ class Column:
     """Whether the model predicts it. Labels are targets anyway, and so is a column named `label`."""
     advice: str = ""
     """A sentence for rows that lack the column."""
+
+
+def module_of(form: Form) -> Any:
+    """Returns the form's own module."""
+    return import_module(MODULES[form])
 
 
 class RowSpecification:

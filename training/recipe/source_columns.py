@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from training.recipe.column_types import Column, Form, RowSpecification
+from training.recipe.column_types import MODULES, Column, Form, RowSpecification
 from training.recipe.filters import parse_filter
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ class SourceColumns:
     def has_images(self) -> bool:
         """Whether a column has images, of which few rows fill the memory."""
         return any(column.form == "image" for column in self.columns)
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules that read the values of only some forms."""
+        return list(dict.fromkeys(MODULES[column.form] for column in self.columns if column.form in MODULES))
 
     @property
     def texts(self) -> list[str]:
