@@ -39,7 +39,7 @@ def build_arguments(compute: ResolvedCompute, network: PreTrainedModel) -> dict[
     shares the weights of its embeddings with other modules."""
     import torch
 
-    _require_unshared_embeddings(network)
+    require_unshared_embeddings(network)
     config = build_configuration(compute)
     config["transformer_layer_cls_to_wrap"] = find_wrapped_layers(network, compute.fsdp_wrap)
     if torch.cuda.is_available():
@@ -50,11 +50,11 @@ def build_arguments(compute: ResolvedCompute, network: PreTrainedModel) -> dict[
     return {"fsdp": True, "fsdp_config": config, "accelerator_config": {"use_configured_state": True}}
 
 
-def _require_unshared_embeddings(network: PreTrainedModel) -> None:
+def require_unshared_embeddings(network: PreTrainedModel) -> None:
     """Raises UserError if modules besides the embeddings and the head have their weights, as in T5, BART and masked
     BERT: accelerate 1.15 considers only these two, and torch 2.13 cannot shard a weight in two groups."""
-    known = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
-    weights = {id(weight) for module in known for weight in module.parameters()}
+    known = {module for embeddings in _find_embeddings(network) for module in embeddings.modules()}
+    weights = {id(weight) for module in known for weight in module.parameters(recurse=False)}
     others = [
         name
         for name, module in network.named_modules()
@@ -64,6 +64,16 @@ def _require_unshared_embeddings(network: PreTrainedModel) -> None:
         message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(others)} have the weights of its "
         message += "embeddings or its head. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
         raise UserError.of("compute", "compute.strategy", message)
+
+
+def _find_embeddings(network: PreTrainedModel) -> set[torch.nn.Module]:
+    """The embeddings and the head, which accelerate gathers separately: layers of words, or of patches of images.
+    Raises UserError for a model without them, such as a convolutional one: accelerate 1.15 would fail."""
+    try:
+        return {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
+    except NotImplementedError as error:
+        message = f"'fsdp' cannot share out {type(network).__name__}, which has no embeddings. Choose ddp, "
+        raise UserError.of("compute", "compute.strategy", f"{message}deepspeed-zero2 or deepspeed-zero3.") from error
 
 
 def _share_on_cpu() -> None:
@@ -101,7 +111,7 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
 def _shardable_classes(network: PreTrainedModel) -> list[str]:
     """The classes of modules with weights, without those that contain embeddings: accelerate gathers embeddings
     separately, and a weight is in one group only."""
-    embeddings = {network.get_input_embeddings(), network.get_output_embeddings()} - {None}
+    embeddings = _find_embeddings(network)
     found, around = set(), {"ModuleList"}  # a list has no forward pass
     for module in network.modules():
         if embeddings & set(module.modules()):

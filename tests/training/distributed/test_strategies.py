@@ -14,7 +14,14 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ResNetConfig,
+    ViTConfig,
+)
 
 from tests.raised import raised_problems
 from tests.training import tiny
@@ -30,7 +37,7 @@ from tests.training.forks import (
 )
 from training import distributed
 from training.distributed import zero
-from training.distributed.fsdp import find_wrapped_layers
+from training.distributed.fsdp import find_wrapped_layers, require_unshared_embeddings
 from training.engine.checkpoints import find_damage, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.recipe import ResolvedCompute
@@ -247,6 +254,16 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
         (problem,) = raised_problems(find_wrapped_layers, model, [name])
         assert problem.where == "compute.fsdp_wrap" and problem.message.startswith(f"{name!r} is no layer of Bert")
         assert hint in problem.message
+
+
+def test_fsdp_takes_the_layer_of_patches_for_one_module_and_names_a_model_without_embeddings() -> None:
+    config = ViTConfig(image_size=16, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    patches = AutoModelForImageClassification.from_config(config)
+    require_unshared_embeddings(patches)
+    assert find_wrapped_layers(patches, None) == ["ViTLayer"]
+    convolutions = AutoModelForImageClassification.from_config(ResNetConfig(hidden_sizes=[4], depths=[1]))
+    (problem,) = raised_problems(require_unshared_embeddings, convolutions)
+    assert problem.where == "compute.strategy" and "ResNetForImageClassification, which has no" in problem.message
 
 
 # tests/training/models/test_lora.py has the same test with one process.
