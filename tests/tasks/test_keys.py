@@ -266,6 +266,49 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.teacher.beta": Change(0.2, "fit", TAUGHT_TOKENS | JSD),
     "training.teacher.top_k": Change(9, "teacher_outputs", TAUGHT_TOKENS),
     "training.engine": Change("accelerate", "fit"),
+    "training.augment.RandomResizedCrop.scale": Change(
+        [0.5, 1.0], "fit", IMAGES | {"training.augment": {"RandomResizedCrop": {}}}
+    ),
+    "training.augment.RandomResizedCrop.ratio": Change(
+        [0.5, 2.0], "fit", IMAGES | {"training.augment": {"RandomResizedCrop": {}}}
+    ),
+    "training.augment.RandomCrop.padding": Change(
+        3, "fit", IMAGES | {"training.augment": {"RandomCrop": {"padding": 2}}}
+    ),
+    "training.augment.RandomCrop.padding_mode": Change(
+        "edge", "fit", IMAGES | {"training.augment": {"RandomCrop": {"padding": 2}}}
+    ),
+    "training.augment.RandomHorizontalFlip.p": Change(
+        0.1, "fit", IMAGES | {"training.augment": {"RandomHorizontalFlip": {}}}
+    ),
+    "training.augment.RandomVerticalFlip.p": Change(
+        0.1, "fit", IMAGES | {"training.augment": {"RandomVerticalFlip": {}}}
+    ),
+    "training.augment.RandomRotation.degrees": Change(
+        9.0, "fit", IMAGES | {"training.augment": {"RandomRotation": {"degrees": 5.0}}}
+    ),
+    "training.augment.RandAugment.num_ops": Change(3, "fit", IMAGES | {"training.augment": {"RandAugment": {}}}),
+    "training.augment.RandAugment.magnitude": Change(3, "fit", IMAGES | {"training.augment": {"RandAugment": {}}}),
+    "training.augment.ColorJitter.brightness": Change(
+        0.2, "fit", IMAGES | {"training.augment": {"ColorJitter": {"hue": 0.1}}}
+    ),
+    "training.augment.ColorJitter.contrast": Change(
+        0.2, "fit", IMAGES | {"training.augment": {"ColorJitter": {"hue": 0.1}}}
+    ),
+    "training.augment.ColorJitter.saturation": Change(
+        0.2, "fit", IMAGES | {"training.augment": {"ColorJitter": {"hue": 0.1}}}
+    ),
+    "training.augment.ColorJitter.hue": Change(
+        0.2, "fit", IMAGES | {"training.augment": {"ColorJitter": {"hue": 0.1}}}
+    ),
+    "training.augment.RandomErasing.p": Change(0.1, "fit", IMAGES | {"training.augment": {"RandomErasing": {}}}),
+    "training.augment.RandomErasing.scale": Change(
+        [0.1, 0.2], "fit", IMAGES | {"training.augment": {"RandomErasing": {}}}
+    ),
+    "training.augment.RandomErasing.ratio": Change(
+        [0.5, 2.0], "fit", IMAGES | {"training.augment": {"RandomErasing": {}}}
+    ),
+    "training.augment.RandomErasing.value": Change(9, "fit", IMAGES | {"training.augment": {"RandomErasing": {}}}),
     "training.collator": Change("mine:rows", "fit"),
     "training.callbacks": Change(["mine:TaskType"], "fit"),
     "training.trainer": Change("mine:TaskType", "fit"),

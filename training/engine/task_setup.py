@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,8 @@ def make_task(settings: FitSettings, inputs: Mapping[str, str], job_dir: Path, e
         outputs, is_sure = Path(inputs["teacher"]) / "unlabelled.arrow", _certainty(settings, training.teacher)
         train = with_unlabelled(train, Path(unlabelled) / "train.arrow", outputs, is_sure)
     collate = collation.collator(training.collator, task_type, tokenizer, loading.padding_multiple())
+    if training.augment is not None:
+        collate = import_module(training.augment.module).AugmentImages(collate, tokenizer, training.augment)
     if training.teacher is not None:
         assert loss is not None
         loss, collate = _loss_with_teacher(task_type, loss, training.teacher), AddTeacher(collate)

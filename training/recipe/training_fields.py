@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from training.jobs.protocol import NotInKey
+from training.recipe.augment_fields import Augment
 from training.recipe.field_types import (
     LIST,
     WORD,
@@ -192,6 +193,8 @@ class Training(Section):
     engine: CodeName = "trainer"
     """The engine that trains: trainer (that of transformers), accelerate (a plain loop with fewer settings), or your
     function as `module:function`: docs/how-to/own-engine.md."""
+    augment: Augment | None = None
+    """Random changes of training images, with torchvision's names (null: none)."""
     collator: CodeName | None = None
     """Your collator as `module:name`: a function or class that is called with the tokenizer and the multiple to pad to,
     and returns a function from the features of a batch to tensors (null: the task type's collator)."""

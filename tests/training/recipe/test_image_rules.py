@@ -51,3 +51,32 @@ def test_a_model_from_scratch_needs_the_size_of_its_images() -> None:
     values["model"]["config"] = {"model_type": "vit"}
     (problem,) = raised_problems(parse, values)
     assert problem.where == "model.config.image_size"
+
+
+PARTS = "training.augment.RandomResizedCrop"
+
+
+@pytest.mark.parametrize(
+    ("augment", "where"),
+    [
+        ({}, "training.augment"),
+        ({"RandomFlip": {}}, "training.augment.RandomFlip"),
+        ({"RandomCrop": {"padding": 2}, "RandomResizedCrop": {}}, "training.augment.RandomCrop"),
+        ({"ColorJitter": {"hue": 0.0}}, "training.augment.ColorJitter"),
+        ({"RandomResizedCrop": {"scale": [0.9, 0.1]}}, f"{PARTS}.scale"),
+        ({"RandomResizedCrop": {"scale": [0.9, 1.1]}}, f"{PARTS}.scale"),
+        ({"RandomResizedCrop": {"ratio": [1.5, 0.5]}}, f"{PARTS}.ratio"),
+        ({"RandomRotation": {}}, "training.augment.RandomRotation.degrees"),
+    ],
+)
+def test_augmentation_that_changes_nothing_or_leaves_its_limits_is_refused(augment: Any, where: str) -> None:
+    (problem,) = raised_problems(parse, recipe(training={"augment": augment}))
+    assert problem.where == where
+
+
+def test_texts_are_not_augmented() -> None:
+    texts = {"task": "sequence-classification", "data": {"source": "csv", "path": "rows", "text": ["t"]}}
+    values = recipe(**texts, training={"augment": {"RandomHorizontalFlip": {}}})
+    values["model"] = {"source": "hub", "path": "a/b"}
+    (problem,) = raised_problems(parse, values)
+    assert problem.where == "training.augment" and "has none" in problem.message

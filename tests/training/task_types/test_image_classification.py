@@ -11,7 +11,7 @@ import pytest
 
 from tests.task_types import CORNERS, VIT, fit_job, make_world
 from tests.training import programs_here, tiny
-from tests.training.forks import assert_resumes, finish
+from tests.training.forks import assert_resumes, finish, weights
 from tests.training.pictures import file_of, noise, stored
 from training import task_types
 from training.engine.predictor import Predictor
@@ -75,3 +75,22 @@ def test_a_killed_training_of_a_model_that_is_saved_under_old_names_ends_with_th
     jobs = [fit_job(TASK, world, tmp_path / name, one, num_train_epochs=3) for name in ("undisturbed", "killed")]
     assert finish(jobs[0]).state == "finished"
     assert_resumes(jobs[1], jobs[0], after=1)
+
+
+def test_a_killed_training_with_augmentation_ends_with_the_same_bytes_in_two_data_workers_or_none(
+    tmp_path: Path,
+) -> None:
+    world, one = make_world(TASK, tmp_path / "world"), {"num_processes": 1, "strategy": "ddp"}
+    augment = {"RandomCrop": {"padding": 2}, "RandomHorizontalFlip": {}, "ColorJitter": {"brightness": 0.3}}
+    workers = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": "fork"}
+    made = {"undisturbed": {"extra": workers}, "killed": {"extra": workers}, "without": {}, "plain": {}}
+    jobs = {
+        name: fit_job(
+            TASK, world, tmp_path / name, one, num_train_epochs=3, **more, augment=None if name == "plain" else augment
+        )
+        for name, more in made.items()
+    }
+    for name in ("undisturbed", "without", "plain"):
+        assert finish(jobs[name]).state == "finished", (jobs[name] / "log.txt").read_text()
+    assert_resumes(jobs["killed"], jobs["undisturbed"], after=1)
+    assert weights(jobs["without"]) == weights(jobs["undisturbed"]) != weights(jobs["plain"])

@@ -41,7 +41,7 @@ ENGINES: dict[str, TrainingEngine] = {
                 *("lr_scheduler_type", "optim", "max_grad_norm", "label_smoothing_factor", "seed", "logging_steps"),
                 *("eval_strategy", "eval_steps", "metric_for_best_model", "greater_is_better"),
                 *("load_best_model_at_end", "loss", "focal_gamma", "class_weights", "resume_from_checkpoint"),
-                *("trust_checkpoint", "inexact_resume", "lora", "teacher", "engine", "collator"),
+                *("trust_checkpoint", "inexact_resume", "lora", "teacher", "engine", "collator", "augment"),
                 *("early_stopping_patience", "early_stopping_threshold", "checkpoint_interval_s", "use_liger_kernel"),
                 *("extra", "report_to"),
             ),
