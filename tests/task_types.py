@@ -138,6 +138,22 @@ def drawn_image(draw: random.Random) -> Row:
     return {"image": data_url(square(corner, draw)), "label": corner}
 
 
+def drawn_corners(draw: random.Random) -> Row:
+    """Bright squares in some of the corners, perhaps in none."""
+    from tests.training.pictures import data_url, squares
+
+    corners = [corner for corner in CORNERS if draw.random() < 0.5]
+    return {"image": data_url(squares(dict.fromkeys(corners, 220), draw)), "label": corners}
+
+
+def drawn_brightness(draw: random.Random) -> Row:
+    """A square, and how bright it is."""
+    from tests.training.pictures import data_url, squares
+
+    level = draw.randrange(60, 256)
+    return {"image": data_url(squares({"left": level}, draw)), "label": level / 100}
+
+
 def _words(draw: random.Random) -> list[str]:
     return draw.choices(EVERY_WORD, k=draw.randrange(12))
 
@@ -170,6 +186,8 @@ TINY: dict[str, Tiny] = {
         options={"loss": "lambda"},
     ),
     "image-classification": Tiny(drawn_image, {"label": "label"}, ["accuracy", "f1"], VIT),
+    "image-multi-label-classification": Tiny(drawn_corners, {"label": "label"}, ["f1_micro", "log_loss"], VIT),
+    "image-regression": Tiny(drawn_brightness, {"label": "label"}, ["mse", "spearman"], VIT),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
     ),

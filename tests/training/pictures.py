@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
@@ -15,9 +16,15 @@ PLACES = {"top": (2, 6), "left": (8, 1), "bottom": (11, 9)}
 
 def square(place: str, draw: random.Random, size: int = 16) -> Image.Image:
     """A bright square at the place, in the dark."""
+    return squares({place: draw.randrange(180, 256)}, draw, size)
+
+
+def squares(levels: Mapping[str, int], draw: random.Random, size: int = 16) -> Image.Image:
+    """Squares of these levels by place, in the dark."""
     pixels = np.random.default_rng(draw.randrange(2**32)).integers(0, 60, (size, size, 3), np.uint8)
-    row, column = PLACES[place]
-    pixels[row : row + 4, column : column + 4] = draw.randrange(180, 256)
+    for place, level in levels.items():
+        row, column = PLACES[place]
+        pixels[row : row + 4, column : column + 4] = level
     return Image.fromarray(pixels)
 
 

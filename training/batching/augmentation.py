@@ -76,7 +76,7 @@ def _draw_part(size: tuple[int, int], options: fields.ResizedCrop, draw: Draw) -
     width, height = size
     lowest, highest = options.ratio
     for _ in range(_CROP_TRIES):
-        area, ratio = width * height * draw.uniform(*options.scale), _draw_ratio(options.ratio, draw)
+        area, ratio = width * height * _draw_share(options.scale, draw), _draw_ratio(options.ratio, draw)
         wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
             return int(draw.integers(width - wide + 1)), int(draw.integers(height - high + 1)), wide, high
@@ -86,6 +86,11 @@ def _draw_part(size: tuple[int, int], options: fields.ResizedCrop, draw: Draw) -
     elif width / height > highest:
         wide = min(width, round(height * highest))
     return (width - wide) // 2, (height - high) // 2, wide, high
+
+
+def _draw_share(limits: Sequence[float], draw: Draw) -> float:
+    least, most = limits
+    return draw.uniform(least, most)
 
 
 def _draw_ratio(limits: Sequence[float], draw: Draw) -> float:
@@ -134,7 +139,7 @@ def _turn_hue(image: Image.Image, share: float) -> Image.Image:
 
 def _rand_augment(image: Image.Image, options: fields.SomeOf14, draw: Draw) -> Image.Image:
     for _ in range(options.num_ops):
-        change, largest, is_signed = _CHANGES[draw.integers(len(_CHANGES))]
+        change, largest, is_signed = _CHANGES[int(draw.integers(len(_CHANGES)))]
         magnitude = largest(image) * options.magnitude / (_MAGNITUDES - 1)
         image = change(image, -magnitude if is_signed and draw.integers(2) else magnitude)
     return image
@@ -180,7 +185,7 @@ def _erase(image: Image.Image, options: fields.Erasing, draw: Draw) -> Image.Ima
     if draw.random() >= options.p:
         return image
     for _ in range(_CROP_TRIES):
-        area = image.width * image.height * draw.uniform(*options.scale)
+        area = image.width * image.height * _draw_share(options.scale, draw)
         ratio = _draw_ratio(options.ratio, draw)
         high, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if high < image.height and wide < image.width:

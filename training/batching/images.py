@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from training.batching.batches import PadToLongest
 from training.data.images import open_image
 from training.problems import UserError, on_one_line
 
@@ -114,15 +115,15 @@ def _look_up(table: npt.NDArray[np.float32], images: npt.NDArray[np.uint8]) -> n
     return np.stack([table[channel][images[:, channel]] for channel in range(CHANNELS)], axis=1)
 
 
-class StackImages:
-    """Features of B images to pixel_values (B, C, H, W) float32 and, if they have any, labels (B,) int64."""
+class StackImages(PadToLongest):
+    """Features of B images to pixel_values (B, C, H, W) float32 and, if they have any, the labels of PadToLongest."""
 
-    def __init__(self, preprocessor: ImagePreprocessor) -> None:
-        self._preprocessor = preprocessor
+    def __init__(self, preprocessor: Any) -> None:
+        self._preprocessor: ImagePreprocessor = preprocessor
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         stored = np.stack([row["pixel_values"] for row in rows])
         batch = {"pixel_values": torch.from_numpy(self._preprocessor.finish(stored))}
-        if "label" in rows[0]:
-            batch["labels"] = torch.from_numpy(np.array([row["label"] for row in rows], np.int64))
+        if (labels := self.labels(rows, width=1)) is not None:
+            batch["labels"] = torch.from_numpy(labels)
         return batch

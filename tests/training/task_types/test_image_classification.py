@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +68,22 @@ def test_a_model_learns_from_images_and_is_exported_with_its_processor(tmp_path:
     found = pq.read_table(tmp_path / "predict/output/validation.parquet")
     right = sum(a == b for a, b in zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     assert right / len(found) > 0.8
+
+
+@pytest.mark.parametrize("task", ["image-multi-label-classification", "image-regression"])
+def test_a_model_learns_several_labels_and_numbers_of_images(task: str, tmp_path: Path) -> None:
+    world = make_world(task, tmp_path / "world")
+    job = fit_job(task, world, tmp_path / "fit", {"num_processes": 1, "strategy": "ddp"}, num_train_epochs=12)
+    assert finish(job).state == "finished", (job / "log.txt").read_text()
+    inputs, settings = {"model": job / "output/model", "tokens": world / "tokens"}, {"task": task, "options": {}}
+    programs_here.run(predict, tmp_path / "predict", inputs, **settings, **programs_here.PREDICT)
+    found = pq.read_table(tmp_path / "predict/output/validation.parquet")
+    given, expected = (found[name].to_pylist() for name in ("prediction", "label"))
+    if task == "image-regression":
+        assert np.corrcoef(given, expected)[0, 1] > 0.8
+    else:
+        # Of three labels, each there or not.
+        assert np.mean([len({*one} ^ {*other}) for one, other in zip(given, expected, strict=True)]) < 0.6
 
 
 def test_a_killed_training_of_a_model_that_is_saved_under_old_names_ends_with_the_same_bytes(tmp_path: Path) -> None:

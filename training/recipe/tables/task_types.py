@@ -17,6 +17,10 @@ TASK_TYPES: dict[str, str] = {
     "sentence-similarity": "training.task_types.sentence_similarity:SentenceSimilarity",
     "reward-modeling": "training.task_types.reward_modeling:RewardModeling",
     "image-classification": "training.task_types.image_classification:ImageClassification",
+    "image-multi-label-classification": (
+        "training.task_types.image_multi_label_classification:ImageMultiLabelClassification"
+    ),
+    "image-regression": "training.task_types.image_regression:ImageRegression",
     "reranking": "training.task_types.reranking:Reranking",
 }
 """The task types' names in the recipe and their classes. `task_types.load` imports only the module that it needs, so an
