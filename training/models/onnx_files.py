@@ -1,6 +1,6 @@
 """ONNX files of trained models: conversion, 8-bit weights, and predictions by ONNX Runtime on the CPU.
 
-B rows of a batch, T tokens of its longest row.
+B rows of a batch, T tokens of its longest row; C channels, H and W pixels of an image.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ OPSET = 20
 MAX_BYTES_IN_ONE_FILE = 1_900_000_000
 """ONNX files are protocol buffers of at most 2 GB: the weights of larger models are in a file beside."""
 EXAMPLE_ROWS, EXAMPLE_TOKENS = 2, 8
+PIXELS, USUAL_IMAGE_SIZE = "pixel_values", 224
 
 
 def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
-    """Writes the model as `file`: 32-bit floats, (B, T) int64 inputs of any size, the outputs of its class.
+    """Writes the model as `file`: 32-bit floats, the outputs of its class, (B, T) int64 inputs of any size, or (B, C,
+    H, W) float32 images of any number.
 
     Raises UserError if torch cannot convert it.
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     outputs, inputs = OUTPUTS[auto_class], example(network)
+    names = {0: "batch_size", 1: "sequence_length"}
+    if PIXELS in inputs:  # models with an image size take no other one
+        names = {0: "batch_size", **({} if hasattr(network.config, "image_size") else {2: "height", 3: "width"})}
     # A named size would have to be free of bounds, such as the number of positions.
-    any_size = {"inputs": {name: (torch.export.Dim.AUTO, torch.export.Dim.AUTO) for name in inputs}}
-    named = {"inputs": {name: ("batch_size", "sequence_length") for name in inputs}}
+    any_size = {"inputs": {name: dict.fromkeys(names, torch.export.Dim.AUTO) for name in inputs}}
+    named = {"inputs": dict.fromkeys(inputs, names)}
     given = {"inputs": inputs}
     with _quiet():
         try:
@@ -72,6 +77,7 @@ def convert(network: PreTrainedModel, auto_class: str, file: Path) -> None:
 def quantize(file: Path, out: Path) -> None:
     """Writes a copy of an ONNX model whose weights are in 8 bits. Activations are quantized when it runs."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.registry import IntegerOpsRegistry
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     is_large = file.stat().st_size > MAX_BYTES_IN_ONE_FILE or file.with_name(f"{file.name}.data").exists()
@@ -87,6 +93,8 @@ def quantize(file: Path, out: Path) -> None:
             # 7 bits of the weights: in 8, sums overflow on processors without the instructions for them (VNNI).
             reduce_range=True,
             weight_type=QuantType.QInt8,
+            # ONNX Runtime cannot compute convolutions with signed weights.
+            op_types_to_quantize=[name for name in IntegerOpsRegistry if name != "Conv"],
             use_external_data_format=is_large,
         )
 
@@ -145,7 +153,7 @@ class OnnxModel:
 
     def __call__(self, **inputs: torch.Tensor) -> ModelOutput:
         """The outputs for a batch. Without token types, all tokens are of the first."""
-        absent = torch.zeros_like(inputs["input_ids"])
+        absent = torch.zeros_like(inputs["input_ids"]) if "input_ids" in inputs else None
         given = {name: inputs.get(name, absent).numpy() for name in self._inputs}
         found = self._session.run(self._outputs, given)
         return ModelOutput(zip(self._outputs, map(torch.from_numpy, found), strict=True))
@@ -164,7 +172,11 @@ class _Tuple(torch.nn.Module):
 
 
 def example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Inputs of the model: rows of padded tokens, and token types if the model distinguishes them."""
+    """Inputs of the model: images; or rows of padded tokens, and token types if the model distinguishes them."""
+    if network.main_input_name == PIXELS:
+        size = getattr(network.config, "image_size", None) or USUAL_IMAGE_SIZE
+        height, width = (size, size) if isinstance(size, int) else size
+        return {PIXELS: torch.zeros(EXAMPLE_ROWS, network.config.num_channels, height, width)}
     ids = torch.ones(EXAMPLE_ROWS, EXAMPLE_TOKENS, dtype=torch.int64)
     mask = torch.ones_like(ids)
     mask[0, EXAMPLE_TOKENS // 2 :] = 0

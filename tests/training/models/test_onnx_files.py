@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification, BertConfig
 
+from tests.task_types import VIT
 from tests.training import tiny
 from training.evaluation.stored_calibration import Calibration
 from training.models import onnx_files
 from training.problems import UserError
 
 EXPORTS = ["onnx", "onnx-int8"]
+IMAGE_MODELS = {"vit": VIT, "resnet": {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,24 @@ def test_inputs_and_outputs_have_the_names_that_other_tools_expect(exported: tup
         inputs = {one.name: (one.type, len(one.shape)) for one in session.get_inputs()}
         assert inputs == dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ("tensor(int64)", 2))
         assert [one.name for one in session.get_outputs()] == ["logits"]
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("vit", (16,)), ("resnet", (32, 48))])
+def test_an_export_of_a_model_of_images_predicts_as_its_model(
+    name: str, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    settings = IMAGE_MODELS[name]
+    torch.manual_seed(1)
+    network = AutoModelForImageClassification.from_config(AutoConfig.for_model(**settings, num_labels=3)).eval()
+    network.save_pretrained(tmp_path)
+    files = onnx_files.export("AutoModelForImageClassification", tmp_path, EXPORTS, tmp_path / "out")
+    for kind, rounding in (("onnx", 1e-5), ("onnx-int8", 0.05)):
+        model = onnx_files.OnnxModel(files[kind], network.config)
+        for rows, size in ((rows, size) for rows in (1, 3) for size in sizes):
+            images = torch.randn(rows, 3, size, size, generator=torch.Generator().manual_seed(rows))
+            with torch.inference_mode():
+                expected = network(pixel_values=images)["logits"]
+            assert (model(pixel_values=images)["logits"] - expected).abs().max() < rounding
 
 
 def test_a_model_that_torch_cannot_convert_is_refused_by_its_class(tmp_path: Path) -> None:

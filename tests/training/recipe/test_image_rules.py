@@ -34,7 +34,7 @@ def test_a_recipe_for_images_names_neither_texts_nor_tokens() -> None:
         ({"training": {"lora": {"r": 4}}}, "training.lora"),
         ({"training": {"use_liger_kernel": True}}, "training.use_liger_kernel"),
         ({"training": {"teacher": {"source": "hub", "path": "a/b"}}}, "training.teacher"),
-        ({"release": {"exports": ["onnx"]}}, "release.exports[0]"),
+        ({"release": {"exports": ["gguf-f16"]}}, "release.exports[0]"),
         ({"release": {"gate": {"must_hold": {"path": "held.csv"}}}}, "release.gate.must_hold"),
         ({"data": {"text": ["text"]}}, "data.text"),
         ({"data": {"corrections": "labels.csv"}}, "data.corrections"),

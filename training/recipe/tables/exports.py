@@ -56,6 +56,7 @@ OUTPUTS: Mapping[str, Sequence[str]] = {
     "AutoModelForTokenClassification": ("logits",),
     "AutoModelForMaskedLM": ("logits",),
     "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
+    "AutoModelForImageClassification": ("logits",),
     "AutoModel": ("last_hidden_state",),
 }
 """The outputs of an ONNX model by its class of transformers. Models of other classes generate text in a loop over their
