@@ -11,8 +11,9 @@ GET  /, /docs, /openapi.json    the description of these, without a token: tasks
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, cast
@@ -32,11 +33,13 @@ from tasks.serving.openai_api import build_routes
 from tasks.serving.page import create_app, example_row
 from tasks.serving.recorded_rows import RecordedRows
 from tasks.serving.response_bodies import REFUSED, HealthBody, PredictionsBody
-from tasks.serving.responses import CLIENT_GONE, RequestRefused, said_error, until_gone
+from tasks.serving.responses import CLIENT_GONE, RequestRefused, refuse, said_error, until_gone
 from tasks.serving.retrieval_api import Rows, build_retrieval_routes
 from tasks.serving.served_model import Busy, NotLoaded, ServedModel
+from tasks.serving.uploaded_files import FORM, UploadedFile, read_files, require_usable
 from training.evaluation.stored_calibration import REVIEW
 from training.programs.serve import Failed, Predicted
+from training.task_types import class_of
 
 BODY_S = 30.0
 """The body of a request arrives within this time."""
@@ -60,6 +63,8 @@ class _PredictRoute(APIRoute):
         """The function that answers a request."""
 
         async def answer(request: Request) -> Response:
+            if sends_files(request):
+                return cast(Response, await self.endpoint(None, request))
             try:
                 body = PredictRequest.model_validate_json(await request.body())
             except ValidationError as error:
@@ -112,23 +117,32 @@ def build_app(
             recorded.add_predictions(rows, said.records, model.version, prompt)
         return said, model
 
-    async def predict(body: PredictRequest, request: Request) -> Response:
-        """Predictions of rows, in their order. An unusable row has an error in place of its prediction."""
-        said, model = await ask(lambda model: body.rows, request)
+    async def predict(body: PredictRequest | None, request: Request) -> Response:
+        """Predictions of rows, in their order. An unusable row has an error in place of its prediction. A model of
+        images also takes the files of a form; a file that is no image is refused."""
+        if body is None:
+            files = read_files(request.headers["content-type"], await request.body())
+            said, model = await ask(partial(rows_of_files, files), request)
+            require_usable(files, said.errors)
+        else:
+            said, model = await ask(lambda model: body.rows, request)
         found = [
             {"error": error} if record is None else record
             for record, error in zip(said.records, said.errors, strict=True)
         ]
         return JSONResponse({"model": f"{served.name}/{model.version}", "predictions": found})
 
-    example = {"rows": [example_row(model)]}
+    contents: dict[str, Any] = {"application/json": {"example": {"rows": [example_row(model)]}}}
+    if class_of(model.task["task"]).reads_images():
+        files = {"type": "array", "items": {"type": "string", "format": "binary"}}
+        contents[FORM] = {"schema": {"type": "object", "properties": {"file": files}}}
     app.router.add_api_route(
         "/predict",
         predict,
         methods=["POST"],
         response_model=PredictionsBody,
         responses=REFUSED,
-        openapi_extra={"requestBody": {"content": {"application/json": {"example": example}}}},
+        openapi_extra={"requestBody": {"content": contents}},
         route_class_override=_PredictRoute,
     )
     add_common_routes(app, served, metrics)
@@ -136,6 +150,27 @@ def build_app(
     if generates:
         app.include_router(build_routes(served, metrics, recorded))
     return app
+
+
+def sends_files(request: Request) -> bool:
+    """Whether the body of a request is a form with files."""
+    return request.headers.get("content-type", "").lower().startswith(FORM)
+
+
+def rows_of_files(files: Sequence[UploadedFile], model: ModelSpec) -> Rows:
+    """A row of each file. Raises RequestRefused if the model reads no images, or there are too many files."""
+    forms = {
+        model.columns[role]: one.form
+        for role, one in class_of(model.task["task"]).columns.items()
+        if role in model.columns
+    }
+    if [*forms.values()] != ["image"]:
+        raise refuse(
+            "Content-Type", f"the model reads no files: send JSON, {json.dumps({'rows': [example_row(model)]})}."
+        )
+    if len(files) > MOST_ROWS:
+        raise refuse("body", f"has {len(files):,} files, and a request takes at most {MOST_ROWS:,}.")
+    return [file.as_row(next(iter(forms))) for file in files]
 
 
 async def find_failure(process: ModelProcess, row: dict[str, Any]) -> str | None:
@@ -193,10 +228,11 @@ def add_common_routes(app: FastAPI, served: ServedModel[Any], metrics: Metrics) 
 
 
 def read_as_json(app: App) -> App:
-    """The application, for requests whose bodies are JSON whatever they are called: `curl -d` calls them a form."""
+    """The application, for requests whose bodies are JSON whatever they are called: `curl -d` calls them a form. Only
+    files come in another form."""
 
     async def renamed(scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
+        if scope["type"] == "http" and scope["method"] == "POST" and not sends_files(Request(scope)):
             others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
         await app(scope, receive, send)

@@ -45,6 +45,10 @@ form.addEventListener("submit", async event => {
   }
 });
 """
+_IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+)
+"""A gray pixel."""
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
@@ -61,7 +65,7 @@ def example_row(model: ModelSpec) -> dict[str, Any]:
         for role, name in model.columns.items()
         if not (columns[role].optional and columns[role].may_be_empty)  # the others the model was trained with
     }
-    values: dict[str, Any] = {"number": 1.0, "boolean": True}
+    values: dict[str, Any] = {"number": 1.0, "boolean": True, "image": _IMAGE}
     row = {}
     for role, name in needed.items():
         form = columns[role].form
@@ -71,6 +75,8 @@ def example_row(model: ModelSpec) -> dict[str, Any]:
 
 def example_command(model: ModelSpec, address: str, token: str, *, holds_conversations: bool) -> str:
     """A shell command that asks the model. `token`: as a shell reads it."""
+    if task_types.class_of(model.task["task"]).reads_images():
+        return f'curl {address}/predict -H "Authorization: Bearer {token}" \\\n  -F file=@image.jpg'
     path, body = _example_request(model, holds_conversations=holds_conversations)
     text = body.replace("'", "'\\''")
     return f"curl {address}/{path} -H \"Authorization: Bearer {token}\" \\\n  -d '{text}'"

@@ -173,7 +173,8 @@ class _Tuple(torch.nn.Module):
 
 def example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Inputs of the model: images; or rows of padded tokens, and token types if the model distinguishes them."""
-    if network.main_input_name == PIXELS:
+    taken = inspect.signature(network.forward).parameters
+    if PIXELS in taken:
         size = getattr(network.config, "image_size", None) or USUAL_IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         return {PIXELS: torch.zeros(EXAMPLE_ROWS, network.config.num_channels, height, width)}
@@ -181,8 +182,7 @@ def example(network: PreTrainedModel) -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ids)
     mask[0, EXAMPLE_TOKENS // 2 :] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    has_types = "token_type_ids" in inspect.signature(network.forward).parameters
-    if has_types and getattr(network.config, "type_vocab_size", 0) > 1:
+    if "token_type_ids" in taken and getattr(network.config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = torch.zeros_like(ids)
     return inputs
 

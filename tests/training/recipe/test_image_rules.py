@@ -80,3 +80,11 @@ def test_texts_are_not_augmented() -> None:
     values["model"] = {"source": "hub", "path": "a/b"}
     (problem,) = raised_problems(parse, values)
     assert problem.where == "training.augment" and "has none" in problem.message
+
+
+def test_several_labels_of_an_image_are_cut_at_a_separator_and_one_label_is_not() -> None:
+    cells = {"source": "csv", "path": "rows", "label_separator": ";"}
+    several = recipe(task="image-multi-label-classification", data=cells)
+    assert parse(several).data.label_separator == ";"
+    (problem,) = raised_problems(parse, recipe(data=cells))
+    assert problem.where == "data.label_separator"

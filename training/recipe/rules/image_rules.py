@@ -11,7 +11,6 @@ _TOKENS = "is for texts, which are cut into tokens"
 OF_TEXTS = {
     "tokens.max_length": _TOKENS,
     "model.chat_template": "is for conversations",
-    "data.label_separator": "is for several labels in a row",
     "data.corrections": "recognises rows by their texts",
     "release.gate.must_hold": "is for rows of texts",
     "training.lora": "adds adapters to the layers of language models",
