@@ -26,7 +26,7 @@ from training.jobs.resources import as_text
 from training.problems import UserError, nearest, on_one_line, visible
 from training.recipe.fields import Gate
 from training.recipe.infer_task import NO_INPUTS, TaskGuess, guess_tasks
-from training.recipe.tables.base_models import SIZES, Size, base_models
+from training.recipe.tables.base_models import IMAGE_TASKS, SIZES, Size, base_models
 from training.recipe.tables.metrics import RANKINGS, TOOL_METRICS, metrics_for
 from training.recipe.tables.row_checks import LEVELS
 
@@ -64,6 +64,9 @@ _METRICS: Mapping[str, Sequence[str]] = {
     "preference": ("accuracy", "margin"),
     "reward-modeling": ("accuracy",),
     "kto": ("roc_auc", "margin"),
+    "image-classification": ("accuracy", "f1_macro"),
+    "image-multi-label-classification": ("f1_macro", "f1_micro", "hamming_loss"),
+    "image-regression": ("spearman", "pearson", "rmse"),
     **dict.fromkeys(("embedding", "reranking"), ("ndcg_at_10", "mrr_at_10")),
     "sentence-similarity": ("spearman", "pearson"),
     **dict.fromkeys(("causal-lm", "masked-lm", "sft"), ("perplexity", "token_accuracy")),
@@ -77,6 +80,8 @@ _WRITING = (*_ANSWERING, "causal-lm", "masked-lm", "seq2seq")
 _CHAT_TEMPLATE = "deployments/examples/chat.jinja"
 _LEARNING_RATES = {"seq2seq": 3e-4, "causal-lm": 1e-4, "sft": 1e-4, "preference": 1e-6, "kto": 1e-6}
 _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+_SMALL_VIT = {"model_type": "vit", "image_size": 64, "patch_size": 8, **_SMALL}
+_ROWS_OF_IMAGES = 16
 _OF_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     "seq2seq": {"model_type": "t5", "d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4},
     **{task: {"model_type": "llama", **_SMALL} for task in ("causal-lm", *_ANSWERING)},
@@ -382,7 +387,7 @@ def _held_out(sample: FirstRows, guess: TaskGuess) -> Fields:
     size = _share_held_out(sample)
     split = _split(sample, guess)
     by, column = (split.value["by"], split.value["column"]) if split else ("rows", "")
-    hashed = f"chosen by a hash of {column or 'their texts'}"
+    hashed = f"chosen by a hash of {column or ('their pixels' if guess.task in IMAGE_TASKS else 'their texts')}"
     reason = f"there is no file for {{}}: {size:.0%} of the rows, {'the newest' if by == 'time' else hashed}"
     fields = {"data.validation_size": Choice(size, reason.format("validation"), f"{size / 2:g}")}
     if "test" not in sample.splits:
@@ -427,6 +432,7 @@ def _plain_text(value: Any) -> str | None:
 def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Fields:
     if model == SCRATCH:
         config = {**_OF_SCRATCH.get(task, {"model_type": "bert", **_SMALL}), "vocab_size": 8000}
+        config = _SMALL_VIT if task in IMAGE_TASKS else config
         pretrained = base_models(task, english=english and not writes_tools)["small"]
         second = f"source: hub, path: {pretrained.path}, a pretrained model ({pretrained.memory_gb:.1f} GB of memory)"
         reason = "random weights, to try the recipe without a network"
@@ -441,7 +447,8 @@ def _model(task: str, model: str, *, english: bool, writes_tools: bool) -> Field
     chosen = offered[size]
     language = "the texts are English" if english else "the texts are not English, or not only"
     language = "its chat template writes tools" if writes_tools else language
-    about = f"{language}; {chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
+    language = "" if task in IMAGE_TASKS else f"{language}; "
+    about = f"{language}{chosen.parameters / 1e6:,.0f} M parameters, {chosen.license}, "
     about += f"{chosen.memory_gb:.1f} GB of memory and more for the batch"
     second = "; ".join(
         f"{other} {offered[other].path} ({offered[other].memory_gb:.1f} GB)" for other in SIZES if other != size
@@ -453,9 +460,14 @@ def _training(sample: FirstRows, guess: TaskGuess, fields: Fields, metric: str, 
     model = StartingModel.of(
         {name: fields[f"model.{name}"].value for name in ("source", "path", "config") if f"model.{name}" in fields}
     )
-    length = _length(sample, guess, fields, model, english=english)
-    rows, batch = _batch(guess, fields, model, length.value * guess.candidates)
-    found = {"tokens.max_length": length}
+    found: Fields = {}
+    if guess.task in IMAGE_TASKS:
+        rows, second = _ROWS_OF_IMAGES, str(2 * _ROWS_OF_IMAGES)
+        batch = Choice(rows, "usual for images; a run that lacks memory halves the batch", second)
+    else:
+        length = _length(sample, guess, fields, model, english=english)
+        rows, batch = _batch(guess, fields, model, length.value * guess.candidates)
+        found["tokens.max_length"] = length
     is_scratch = fields["model.source"].value == SCRATCH
     steps, most = _STEPS[is_scratch]
     few = sample.rows < SAMPLE_ROWS

@@ -43,6 +43,7 @@ from tasks.stages.preflight.token_check import (
     scratch_folder,
 )
 from tasks.stages.preflight.training_estimate import find_improbable_rates
+from tasks.stages.process_images import has_images
 from tasks.stages.resolve import pin_data, pin_must_hold, pin_tokenizer
 from tasks.stages.score import find_frequent_positive, require_fitting, require_fitting_lengths
 from tasks.tracking.connection import MlflowFailed
@@ -119,6 +120,8 @@ def _check(recipe: Recipe, findings: Findings, terminal: Terminal) -> None:
             _require(_check_must_hold, recipe, folder, findings)
             findings.problems += [problem.model_dump() for problem in find_frequent_positive(recipe, folder / "rows")]
             _check_judged_rows(recipe, folder / "rows", findings)
+            if has_images(recipe):
+                return
             terminal.stage_started("tokenize", "")
             _count_tokens(recipe, model, folder, findings, terminal)
         except UserError as error:

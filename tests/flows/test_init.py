@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models
 
 from flows.cli.main import main
 from tests.made import NO_WEIGHTS
+from tests.training.pictures import file_of, noise
 
 ROOT = Path(__file__).parents[2]
 LABELS = {"pets": ("cat", "dog", "hamster"), "tools": ("saw", "hammer", "drill"), "food": ("bread", "cheese", "soup")}
@@ -115,6 +116,25 @@ def test_check_finds_no_error_in_what_init_wrote_for_a_model_from_scratch(
     assert f"finetune run   deployments/{name}.yaml" in capsys.readouterr().out
     assert recipe_of(name)["task"] == task
     assert main(["check", f"deployments/{name}.yaml"]) == 0
+
+
+@pytest.mark.parametrize(("path", "source"), [("photos", "imagefolder"), ("photos.csv", "csv")])
+def test_images_in_folders_of_labels_and_in_a_column_of_paths_are_recognised(
+    folder: Path, path: str, source: str
+) -> None:
+    lines = ["picture,kind"]
+    for label, number in product(("cat", "dog", "saw"), range(40)):
+        picture = Path("photos", label, f"{number}.png")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(file_of(noise(len(lines))))
+        lines.append(f"{picture},{label}")
+    Path("photos.csv").write_text("\n".join(lines) + "\n")
+    assert main(["init", path, "--yes", "--model", "scratch"]) == 0
+    recipe = recipe_of("photos")
+    assert recipe["task"] == "image-classification" and recipe["data"]["source"] == source
+    assert recipe["data"]["columns"] == {"image": "image" if source == "imagefolder" else "picture"}
+    assert "tokens" not in recipe and recipe["model"]["config"]["model_type"] == "vit"
+    assert main(["check", "deployments/photos.yaml"]) == 0
 
 
 def test_guesses_have_their_reason_and_the_second_best(folder: Path) -> None:

@@ -31,7 +31,7 @@ from training.local_files import open_local
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification
 from training.recipe.data_fields import Data
-from training.recipe.tables.formats import FORMATS, PACKED, SOURCES
+from training.recipe.tables.formats import FORMATS, IMAGE_SUFFIXES, PACKED, SOURCES
 
 SAMPLE_ROWS = 3000
 _HEAD_BYTES = 1_000_000
@@ -132,7 +132,7 @@ def sample_rows(path: str) -> FirstRows:
         named = {split: _name_of_files(split, files) for split, files in splits.items()}
         found["splits"] = Choice(named, "files or folders have these names", "other names of them")
     if FORMATS[source].is_folder:
-        found |= _encoding_of_texts(files)
+        found |= _encoding_of_texts(files) if source == "textfolder" else {}
         _read(sample, {"train": files})
         return sample
     if source in ("csv", "json", "conll"):
@@ -170,11 +170,12 @@ def _form_of_folder(path: str) -> dict[str, Choice]:
         return {"source": Choice(source), "path": Choice(path)}
     listing, counts = Listing(), dict[str, int]()
     for source, form in FORMATS.items():
-        if form.suffixes:
+        if form.suffixes and not form.is_folder:
             _, files = listing.find_files(path, form.suffixes)
             counts[source] = sum(file.name.lower().endswith(form.suffixes) for file in files)
     ranked = sorted((count, source) for source, count in counts.items() if count)
-    known = tuple(dict.fromkeys(suffix for form in FORMATS.values() for suffix in form.suffixes))
+    tabular = [form for form in FORMATS.values() if not form.is_folder]
+    known = tuple(dict.fromkeys(suffix for form in tabular for suffix in form.suffixes))
     folder = os.path.abspath(os.path.expanduser(path))
     if not ranked and not is_url(path) and not os.path.isdir(folder):
         path = _folder_of_texts(path) or path
@@ -188,16 +189,19 @@ def _form_of_folder(path: str) -> dict[str, Choice]:
     tables = sum(file.name.lower().endswith(known) for file in texts)
     if not texts or tables > len(texts) / 2:
         has_folders = tables or any(map(os.path.isdir, glob.iglob(folder, recursive=True)))
-        advice = f"{path.rstrip('/')}/**/*" if has_folders else "a folder with a folder of texts for each label"
+        advice = (
+            f"{path.rstrip('/')}/**/*" if has_folders else "a folder with a folder of texts or images for each label"
+        )
         unpacked = ", ".join(suffix for suffix in known if not suffix.endswith((*PACKED,)))
         message = f"{path} has no file of rows: their names end in {unpacked}, or in {' or '.join(PACKED)} after it; "
         message += f"or give {advice}."
         raise UserError.of("option", "PATH", message)
-    reason = f"it has {len(texts):,} texts in folders, whose names are the labels"
-    found = {
-        "source": Choice("textfolder", reason, ranked[-1][1] if ranked else "csv, with a text a line"),
-        "path": Choice(path),
-    }
+    if sum(file.name.lower().endswith(IMAGE_SUFFIXES) for file in texts) > len(texts) / 2:
+        source, noun, second = "imagefolder", "images", ""
+    else:
+        source, noun, second = "textfolder", "texts", "csv, with a text a line"
+    reason = f"it has {len(texts):,} {noun} in folders, whose names are the labels"
+    found = {"source": Choice(source, reason, ranked[-1][1] if ranked else second), "path": Choice(path)}
     inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] not in "._")
     named = {split: name for split in FILE_NAMES if (name := _name_like(split, inner))}
     if "train" in named and len({*named.values()}) == len(named) == len(inner) > 1 and "train" not in inner:

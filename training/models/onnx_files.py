@@ -153,7 +153,7 @@ class OnnxModel:
 
     def __call__(self, **inputs: torch.Tensor) -> ModelOutput:
         """The outputs for a batch. Without token types, all tokens are of the first."""
-        absent = torch.zeros_like(inputs["input_ids"]) if "input_ids" in inputs else None
+        absent = torch.zeros_like(next(iter(inputs.values())))
         given = {name: inputs.get(name, absent).numpy() for name in self._inputs}
         found = self._session.run(self._outputs, given)
         return ModelOutput(zip(self._outputs, map(torch.from_numpy, found), strict=True))

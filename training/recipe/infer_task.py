@@ -13,6 +13,8 @@ from functools import cached_property
 from statistics import mean
 from typing import Any
 
+from training.recipe.tables.formats import IMAGE_SUFFIXES
+
 MOST_LABELS = 1000
 MOST_RATINGS = 20
 """Different whole numbers that may be classes, such as stars; labels of a column that is not called so come first if
@@ -141,6 +143,11 @@ class ColumnProfile:
         return self._all(lambda value: _are_messages(value, "role") or _are_messages(value, "from"))
 
     @cached_property
+    def is_images(self) -> bool:
+        """Whether all values are paths of images, their files as `data:image/…`, or objects with them."""
+        return self._all(_is_image)
+
+    @cached_property
     def has_tools(self) -> bool:
         """Whether a value is an object with tools."""
         return any(isinstance(value, Mapping) and bool(value.get("tools")) for value in self.values)
@@ -176,6 +183,7 @@ def _guesses(columns: Mapping[str, ColumnProfile], names: Collection[str]) -> It
     yield from _preferences(columns)
     yield from _conversations(columns, names)
     kinds = (
+        _images,
         _candidates,
         _anchors,
         _questions_with_spans,
@@ -263,6 +271,23 @@ _ANSWERED = {
     ("query", "answer"): ("instruction", "output"),
 }
 """Names of a request and its answer, and the roles of the two for task sft."""
+
+
+_OF_IMAGES = {
+    "sequence-classification": "image-classification",
+    "multi-label-classification": "image-multi-label-classification",
+    "regression": "image-regression",
+}
+"""Task types of images, by those of texts with the same labels."""
+
+
+def _images(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
+    for name in (name for name, column in columns.items() if column.is_images):
+        rest = {other: column for other, column in columns.items() if other != name and not column.is_images}
+        for guess in _with_target([], rest, f"{name!r} has images"):
+            if (task := _OF_IMAGES.get(guess.task)) is not None:
+                data = {"columns": {"image": name}, **{key: one for key, one in guess.data.items() if key != "text"}}
+                yield replace(guess, task=task, data=data, texts=())
 
 
 def _candidates(columns: Mapping[str, ColumnProfile]) -> Iterator[TaskGuess]:
@@ -496,6 +521,12 @@ def _are_texts(columns: Any, few_words: float = FEW_WORDS) -> bool:
 
 def _are_messages(value: Any, key: str) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and key in one for one in value)
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return {*value} == {"bytes", "path"}
+    return (isinstance(value, str) and value.lower().endswith(IMAGE_SUFFIXES)) or str(value).startswith("data:image/")
 
 
 def _unspaced(text: str) -> int:

@@ -18,8 +18,9 @@ class BaseModel:
     path: str
     parameters: int
     license: str
-    languages: str
-    max_length: int
+    languages: str = ""
+    """Empty for models of images."""
+    max_length: int = 1
     """Tokens that it reads at most."""
 
     @property
@@ -105,7 +106,14 @@ _SENTENCE_TRANSFORMERS = {
         BaseModel("BAAI/bge-m3", 568_000_000, _MIT, _MANY, 8192),
     ),
 }
+_VISION_MODELS = _sizes(
+    BaseModel("facebook/deit-small-patch16-224", 22_000_000, _APACHE),
+    BaseModel("google/vit-base-patch16-224-in21k", 86_000_000, _APACHE),
+    BaseModel("google/vit-large-patch16-224-in21k", 304_000_000, _APACHE),
+)
+IMAGE_TASKS = ("image-classification", "image-multi-label-classification", "image-regression")
 _BY_TASK = {
+    **dict.fromkeys(IMAGE_TASKS, dict.fromkeys((True, False), _VISION_MODELS)),
     **dict.fromkeys(("embedding", "sentence-similarity"), _SENTENCE_TRANSFORMERS),
     "token-classification": _CASED_ENCODERS,
     "causal-lm": _DECODERS,
