@@ -186,7 +186,7 @@ TINY: dict[str, Tiny] = {
         options={"loss": "lambda"},
     ),
     "image-classification": Tiny(drawn_image, {"label": "label"}, ["accuracy", "f1"], VIT),
-    "image-multi-label-classification": Tiny(drawn_corners, {"label": "label"}, ["f1_micro", "log_loss"], VIT),
+    "image-multi-label-classification": Tiny(drawn_corners, {"label": "label"}, ["roc_auc", "log_loss"], VIT),
     "image-regression": Tiny(drawn_brightness, {"label": "label"}, ["mse", "spearman"], VIT),
     "few-labels": Tiny(
         labelled, OF_TEXTS, ["accuracy", "f1"], options={"contrastive": True}, task="sequence-classification"
