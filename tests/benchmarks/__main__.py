@@ -28,6 +28,7 @@ from tests.benchmarks import (
     example_memory,
     exports,
     few_labels,
+    images,
     kill,
     orchestration,
     peer,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "peer": peer.measure,
     "rows": rows.measure,
     "tokenization": tokenization.measure,
+    "images": images.measure,
     "batches": batches.measure,
     "orchestration": orchestration.measure,
     "starts": starts.measure,
@@ -81,6 +83,7 @@ def main() -> int:
     parser.add_argument("--peer", type=Path, metavar="FILE", help="a training script to compare with")
     parser.add_argument("--sets", type=Path, metavar="DIR", help="folders of rows for recipes/, trained with --model")
     parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="for embeddings (default: 100,000)")
+    parser.add_argument("--images", type=int, default=2_000, metavar="N", help="for images (default: 2,000)")
     options = parser.parse_args()
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
@@ -90,7 +93,8 @@ def main() -> int:
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
-        subject = Subject(Path(folder), options.model, options.data, options.peer, options.sets, options.documents)
+        given = (options.model, options.data, options.peer, options.sets, options.documents, options.images)
+        subject = Subject(Path(folder), *given)
         for name in options.only:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)

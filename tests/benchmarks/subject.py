@@ -44,7 +44,8 @@ class Subject:
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
     SPLIT.parquet with columns text and label), `peer` (a script to compare with), `sets` (folders of rows that recipes
-    name) and `documents` (the number of those that are embedded) are the user's.
+    name), `documents` (the number of those that are embedded) and `images` (the number of those that are processed) are
+    the user's.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class Subject:
     peer: Path | None = None
     sets: Path | None = None
     documents: int = 100_000
+    images: int = 2_000
 
     @cached_property
     def data(self) -> Path:
