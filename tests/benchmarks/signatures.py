@@ -29,6 +29,8 @@ from tests.benchmarks.table import Row
 
 ROUNDS = 3
 NAME, KEY = "measured", "k" * 40
+KEPT = f"artifacts/{champions.FETCHED}"
+"""Versions that were fetched, in the home."""
 MOST = 0.02
 PROGRAM = "import sys; from transformers import AutoModel; AutoModel.from_pretrained(sys.argv[1])"
 """A process that loads the model, as every command has one."""
@@ -44,7 +46,7 @@ def measure(subject: Subject) -> list[Row]:
         return [
             _compare("a version in the home's store: verification / loading", own, [], MOST),
             _compare("a version fetched from MLflow: verification / loading", fetched, [], MOST),
-            _compare("… by a home that has not seen it", fetched, ["signatures", "digests.db"], MOST),
+            _compare("… by a home that has not seen it", fetched, ["signatures", "digests.db", KEPT], MOST),
         ]
 
 
@@ -72,6 +74,7 @@ def _compare(what: str, champion: Champion, forgotten: list[str], most: float) -
         began = _processor_s()
         with (
             patch.object(champions, "_verify", _timed(champions._verify, spent)),
+            patch.object(champions, "_find_fetched", _timed(champions._find_fetched, spent)),
             patch.object(SignedVersion, "require_files", _timed(SignedVersion.require_files, spent)),
         ):
             folders = champions.find_folders(Work(f"{number}", Path(os.devnull), ""), champion, "NAME")
