@@ -103,7 +103,7 @@ def _sections(section: Mapping[str, Any], definitions: Mapping[str, Any], path: 
 def _definition(path: str, field: Mapping[str, Any], required: bool) -> str:
     words, section = type_in_words(field), _section_of(field)
     if section:
-        words = words.replace(SECTION, f"[{SECTION}](#{re.sub('[._]', '-', path)})")
+        words = words.replace(SECTION, f"[{SECTION}](#{re.sub('[._]', '-', path).lower()})")
     optional = "optional" if section and field.get("default") is not None else f"default {_default(field)}"
     return f"`{path}`\n: {words}; {'required' if required else optional}.\n\n  {one_line(field.get('description'))}"
 
