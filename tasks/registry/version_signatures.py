@@ -29,7 +29,7 @@ from tasks.home import home, registry_place, tracking_uri
 from tasks.registry.lineage import has_own_record
 from tasks.registry.provenance import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
-from tasks.registry.weight_files import Different, Trained, require_trained
+from tasks.registry.weight_files import Different, TrainedModel, require_trained
 from tasks.shared_store.bucket import VARIABLE as STORE
 from tasks.signatures.bundles import BadSignature, ForeignKey, build_manifest, read_manifest, sign, verify
 from tasks.signatures.keys import KEY, key_id, load_signing_key
@@ -310,7 +310,7 @@ def sign_own_version(
     *,
     is_new: bool,
     tags: tuple[Mapping[str, str], Mapping[str, str]],
-    trained: Trained,
+    trained: TrainedModel,
     exports: Mapping[str, str],
 ) -> str:
     """Signs a version after the run that has registered it or given it new figures, unless its signature fits. Only
@@ -366,7 +366,7 @@ def sign_version(
     number: str,
     record: Mapping[str, Any] | None,
     *,
-    trained: Trained | None = None,
+    trained: TrainedModel | None = None,
     exports: Mapping[str, str] | None = None,
     earlier: SignedVersion | None = None,
 ) -> SignedVersion:

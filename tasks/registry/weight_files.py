@@ -27,7 +27,7 @@ class Different(Exception):
     """A version whose files are not the trained ones, with the first file or tensor that differs."""
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A model as it was trained."""
 
     folder: Path
@@ -48,7 +48,7 @@ class _Tensor(NamedTuple):
         return memoryview(self.mapped)[self.start : self.end]
 
 
-def require_trained(logged: Path, files: Mapping[str, str], trained: Trained) -> dict[str, str]:
+def require_trained(logged: Path, files: Mapping[str, str], trained: TrainedModel) -> dict[str, str]:
     """The sha256 of a version's files by path, those that a signature may name. Raises Different.
 
     A version has the files of both parts, or the trained folder itself, with its calibration. MLflow may have written
@@ -78,7 +78,7 @@ def _is_weights(name: str, is_code: bool) -> bool:
     return not is_code and "/" not in name and WEIGHTS in name
 
 
-def _require_weights(folder: Path, files: Mapping[str, str], trained: Trained) -> dict[str, str]:
+def _require_weights(folder: Path, files: Mapping[str, str], trained: TrainedModel) -> dict[str, str]:
     """The sha256 of the weights in the folder of a version's model, by path in the version. Raises Different."""
     above = LOGGED_PARTS["model"]
     inside = {path.removeprefix(f"{above}/"): digest for path, digest in files.items() if path.startswith(f"{above}/")}

@@ -53,7 +53,7 @@ from tasks.registry.versions import (
     list_aliases,
     need_model,
 )
-from tasks.registry.weight_files import Trained
+from tasks.registry.weight_files import TrainedModel
 from tasks.reports.formatting import escape_markdown
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
@@ -149,7 +149,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
             is_new=is_new,
             tags=(_build_origin_tags(recipe, lock, work.run, refs), latest),
-            trained=Trained(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
+            trained=TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
             exports=files,
         )
         if warning:

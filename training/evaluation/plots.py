@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -31,6 +32,7 @@ MAX_NAME_LENGTH = 28  # characters of a name
 MAX_LABELS_WITH_COUNTS = 20  # with more labels, a confusion matrix shows no numbers
 MAX_MATRIX_LABELS = 40  # with more labels, a confusion matrix grows no further
 MAX_PANELS = 4  # metrics of groups
+MAX_IMAGES, IMAGES_IN_LINE = 20, 5
 MAX_CURVES = 10  # curves, for the most frequent labels
 HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_loss", "epoch")  # ends of names of evaluated figures
 LOSSES = {"train_loss": "training", "eval_loss": "validation"}
@@ -115,6 +117,32 @@ def draw_scores(predicted: Predictions, split: str, folder: Path) -> None:
             _save(_plot_numbers(predicted), folder / f"numbers_{split}.png")
         case Tagged():
             _save(_plot_span_scores(predicted), folder / f"spans_{split}.png")
+
+
+def draw_images(data: Path, column: str, rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Writes a picture of the images of some rows of a split, at most MAX_IMAGES, with labels and predictions.
+
+    Args:
+        data: the Arrow file of the split, as load_data stores it.
+        column: of its images.
+        rows: each with `row`, its number, `label` and `prediction`.
+    """
+    from training.data.images import open_image
+
+    shown = rows[:MAX_IMAGES]
+    images = pa.ipc.open_file(pa.memory_map(str(data))).read_all()[column].take([row["row"] for row in shown])
+    lines = -(-len(shown) // IMAGES_IN_LINE)
+    figure = Figure(figsize=(1.6 * IMAGES_IN_LINE, 1.9 * lines), layout="constrained")
+    panels = figure.subplots(lines, IMAGES_IN_LINE, squeeze=False).flat
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, row, image in zip(figure.axes, shown, images.to_pylist(), strict=False):
+        picture = open_image(image)
+        picture.thumbnail((160, 160))
+        axes.imshow(np.asarray(picture))
+        words = "\n".join(_shorten_name(f"{name} {row[name]}") for name in ("label", "prediction"))
+        axes.set_title(f"row {row['row']}\n{words}", fontsize=6, parse_math=False)
+    _save(figure, file)
 
 
 def draw_calibrated(before: Outcomes, after: Outcomes, folder: Path) -> None:

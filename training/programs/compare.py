@@ -114,7 +114,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
         compared = describe_win_rate(judged.outcomes, settings, judged.groups)
     else:
         compared = compare_models(new, old, settings, rival, report, groups)
-    samples = sample_disagreements(new, old, settings.figure, rows)
+    samples = sample_disagreements(new, old, settings.figure, rows, task_type.image_columns())
     flips = bound_flips(new, old, settings, samples, groups)
     compared = compared.model_copy(update={"answers": judged.metrics, "flips": flips})
     (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
@@ -438,8 +438,11 @@ def find_changes(
     return right & ~was_right, ~right & was_right
 
 
-def sample_disagreements(new: Predictions, old: Predictions, metric: str, data: Path) -> list[dict[str, Any]]:
-    """SHOWN_ROWS rows that the new model loses and as many that it gains, each by the size of the change."""
+def sample_disagreements(
+    new: Predictions, old: Predictions, metric: str, data: Path, without: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """SHOWN_ROWS rows that the new model loses and as many that it gains, each by the size of the change; their
+    inputs without some columns."""
     better, worse = find_changes(new, old, metric)
     order = np.argsort(new.scores_by(metric) - old.scores_by(metric), kind="stable")
     lost = order[worse[order]][:SHOWN_ROWS]
@@ -457,7 +460,7 @@ def sample_disagreements(new: Predictions, old: Predictions, metric: str, data: 
             new.row_score_name: round(float(new.row_scores[entry]), 4),
             f"champion_{new.row_score_name}": round(float(old.row_scores[entry]), 4),
         }
-        for entry, row, inputs in zip(chosen.tolist(), rows.tolist(), read_inputs(data, rows), strict=True)
+        for entry, row, inputs in zip(chosen.tolist(), rows.tolist(), read_inputs(data, rows, without), strict=True)
     ]
 
 

@@ -113,9 +113,8 @@ def main(job_dir: Path, job: Job, events: Events) -> EvaluateResult:
     report_text = json.dumps(evaluated.model_dump(mode="json") | {"slices": sliced}, indent=1, ensure_ascii=False)
     (output / "evaluation.json").write_text(report_text, encoding="utf-8", errors="backslashreplace")
     plots.draw_scores(predicted, SPLIT, output / "log")
-    write_samples(
-        sample_worst_rows(SPLIT, predicted, data / f"{SPLIT}.arrow"), output / "log" / "predictions_sample.csv"
-    )
+    worst = sample_worst_rows(task_type, SPLIT, predicted, data / f"{SPLIT}.arrow", output / "log")
+    write_samples(worst, output / "log" / "predictions_sample.csv")
     return evaluated
 
 

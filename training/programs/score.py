@@ -9,6 +9,7 @@ output     metrics.json                     {"validation": {"accuracy": {"value"
            slices.json, if there are any    {"validation": {"genre": [{"group": "war", "rows": 312, "metrics": {…}}]}}
            log/slices_SPLIT_SLICE.png       the first metrics of each group, with their intervals
            log/*_SPLIT.png                  plots of the predictions: training.evaluation.plots.draw_scores
+           log/worst_SPLIT.png              the images of the sample
            log/predictions_sample.csv       the most confident mistakes, then the least confident hits
 result     Scores by split, the content of metrics.json; a number is null if it is undefined
 
@@ -106,7 +107,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
             events.warning(f"{split}: {predicted.caveat}")
         plots.draw_scores(predicted, split, output / "log")
         sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events, groups)
-        samples += sample_worst_rows(split, predicted, data / f"{split}.arrow")
+        samples += sample_worst_rows(task_type, split, predicted, data / f"{split}.arrow", output / "log")
     (output / "metrics.json").write_text(json.dumps(found, indent=1))
     if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -252,21 +253,31 @@ def score_group(
     return found
 
 
-def sample_worst_rows(split: str, predicted: Predictions, data: Path) -> list[dict[str, Any]]:
-    """The SAMPLE_ROWS rows with the lowest row scores, lowest first."""
+def sample_worst_rows(
+    task_type: TaskType, split: str, predicted: Predictions, data: Path, log: Path
+) -> list[dict[str, Any]]:
+    """The SAMPLE_ROWS rows with the lowest row scores, lowest first. Those of images are drawn, `worst_SPLIT.png`."""
     worst = np.argsort(predicted.row_scores, kind="stable")[:SAMPLE_ROWS]
-    rows = predicted.rows_of(worst)
-    return [
+    rows, images = predicted.rows_of(worst), task_type.image_columns()
+    samples = [
         {"split": split, "row": row, **inputs, **predicted.describe_row(entry, inputs)}
-        for entry, row, inputs in zip(worst.tolist(), rows.tolist(), read_inputs(data, rows), strict=True)
+        for entry, row, inputs in zip(worst.tolist(), rows.tolist(), read_inputs(data, rows, images), strict=True)
     ]
+    if images and samples:
+        from training.evaluation import plots
+
+        plots.draw_images(data, images[0], samples, log / f"worst_{split}.png")
+    return samples
 
 
-def read_inputs(data: Path, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[dict[str, Any]]:
-    """The inputs of these rows of a split, as load_data stored them."""
+def read_inputs(
+    data: Path, rows: np.ndarray[Any, np.dtype[np.int64]], without: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The inputs of these rows of a split, as load_data stored them, but for the columns `without`."""
     table = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
-    names = [name for name in table.column_names if name != "label"]
-    return list(table.select(names).take(rows).to_pylist())
+    names = [name for name in table.column_names if name not in ("label", *without)]
+    # A table without columns has no rows.
+    return list(table.select(names).take(rows).to_pylist()) if names else [{} for _ in rows]
 
 
 def write_samples(samples: Sequence[Mapping[str, Any]], file: Path) -> None:

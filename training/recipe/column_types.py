@@ -93,7 +93,12 @@ class RowSpecification:
     @classmethod
     def reads_images(cls) -> bool:
         """Whether a column has images, which an image processor prepares in place of a tokenizer."""
-        return any(column.form == "image" for column in cls.columns.values())
+        return bool(cls.image_columns())
+
+    @classmethod
+    def image_columns(cls) -> list[str]:
+        """The columns with images."""
+        return [name for name, column in cls.columns.items() if column.form == "image"]
 
     def column_sets(self) -> Sequence[Mapping[str, Column]]:
         """The alternative sets of columns that rows may have, each a subset of `columns`. The first set that has all

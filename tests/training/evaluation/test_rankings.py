@@ -22,6 +22,7 @@ from training.evaluation.row_groups import Groups
 from training.programs.compare import sample_disagreements
 from training.programs.score import sample_worst_rows
 from training.recipe.tables.metrics import RANKINGS, metrics_for
+from training.task_types.reranking import Reranking
 
 METRICS = metrics_for(RANKINGS)
 Relevance = list[dict[int, float]]
@@ -219,7 +220,7 @@ def test_a_query_has_the_group_and_the_slices_of_its_first_row(asked: tuple[Path
 
 def test_samples_show_the_first_row_of_a_query_and_the_ranks_of_its_documents(asked: tuple[Path, Rankings]) -> None:
     data, found = asked
-    worst, *_ = sample_worst_rows("test", found, data / "test.arrow")
+    worst, *_ = sample_worst_rows(Reranking(), "test", found, data / "test.arrow", data)
     assert worst == {
         **{"split": "test", "row": 1, "query": "dog", "label": "1 relevant document of 2", "prediction": "rank 2"},
         "ndcg_at_10": 0.6309,
