@@ -111,7 +111,7 @@ def test_make_installs_the_locked_files_and_refuses_a_changed_wheel(tmp_path: Pa
     (project / "constraints.txt").write_text(HEADER + "".join(lines))
     whole = (wheels / "small-1.0-py3-none-any.whl").read_bytes()
     write_wheel(wheels, "small", "1.0", {"small.py": b"written = 'by somebody else'\n"})
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "VENV"))}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
     argv = ["make", "--silent", ".venv/.installed", f"PYTHON={sys.executable}"]
 

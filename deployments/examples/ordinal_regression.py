@@ -111,7 +111,7 @@ class OrdinalRegression(SequenceLevelTask):
 
 
 def binary_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """() the mean over the rows; logits (B, L - 1), labels (B,)."""
+    """() the mean over rows and outputs; logits (B, L - 1), labels (B,)."""
     import torch
 
     above = (labels[:, None] > torch.arange(logits.shape[1], device=logits.device)).float()

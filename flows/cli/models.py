@@ -158,9 +158,16 @@ def dossier(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "NAME/VERSION", message)
     documents = find_documents(arguments.model)
     content = build_dossier(documents)
-    signature = sign_dossier(documents, content)
+    beside = arguments.out.with_name(arguments.out.name + SUFFIX)
+    try:
+        signature, words = sign_dossier(documents, content), f"{beside}  its signature by the key of this home"
+    except UserError as error:  # whoever only reads the registry gets a dossier too
+        signature, words = None, f"Not signed: {error}"
     write_atomically(arguments.out, content)
-    write_atomically(beside := arguments.out.with_name(arguments.out.name + SUFFIX), signature)
+    if signature is None:
+        beside.unlink(missing_ok=True)  # that of an earlier file
+    else:
+        write_atomically(beside, signature)
     print(f"{arguments.out}  {format_size(len(content))}  sha256 {hashlib.sha256(content).hexdigest()}")
-    print(f"{beside}  its signature by the key of this home")
+    print(words)
     return COMPLETED

@@ -1,6 +1,6 @@
 """The signature of a dossier, in FILE.sigstore.json beside it, which OpenSSF's model_signing verifies too.
 
-Its subject is NAME/VERSION, so the dossier of another version does not pass as this one.
+Its subject is NAME/VERSION, which `finetune verify` prints: a file of another name has the dossier of that version.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def build_app(
         """Predictions of rows, in their order. An unusable row has an error in place of its prediction. A model of
         images also takes the files of a form; a file that is no image is refused."""
         if body is None:
-            files = read_files(request.headers["content-type"], await request.body())
+            files = read_files(request.headers["content-type"], await request.body(), MOST_ROWS)
             said, model = await ask(partial(rows_of_files, files), request)
             require_usable(files, said.errors)
         else:
@@ -158,7 +158,7 @@ def sends_files(request: Request) -> bool:
 
 
 def rows_of_files(files: Sequence[UploadedFile], model: ModelSpec) -> Rows:
-    """A row of each file. Raises RequestRefused if the model reads no images, or there are too many files."""
+    """A row of each file. Raises RequestRefused if the model reads no images."""
     forms = {
         model.columns[role]: one.form
         for role, one in class_of(model.task["task"]).columns.items()
@@ -168,8 +168,6 @@ def rows_of_files(files: Sequence[UploadedFile], model: ModelSpec) -> Rows:
         raise refuse(
             "Content-Type", f"the model reads no files: send JSON, {json.dumps({'rows': [example_row(model)]})}."
         )
-    if len(files) > MOST_ROWS:
-        raise refuse("body", f"has {len(files):,} files, and a request takes at most {MOST_ROWS:,}.")
     return [file.as_row(next(iter(forms))) for file in files]
 
 

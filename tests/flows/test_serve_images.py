@@ -68,12 +68,15 @@ def test_files_of_a_form_and_data_urls_have_the_models_predictions_in_their_orde
 
 def test_bad_files_are_one_message_that_names_each(photos: Server) -> None:
     png = file_of(noise())
-    files = {"a": ("good.png", png), "b": ("half.png", png[: len(png) // 2]), "c": ("page.jpg", b"<html>")}
-    answer = photos.client.post("/predict", files=files)
+    half, page = ("image.jpg", png[: len(png) // 2]), ("image.jpg", b"<html>")
+    answer = photos.client.post("/predict", files=[("file", ("good.png", png)), ("file", half), ("file", page)])
     assert answer.status_code == 400
     (first, second) = answer.json()["error"]["message"].splitlines()
-    assert first == "half.png: has a damaged or truncated image in column 'talk'."
-    assert second.startswith("page.jpg: has a web page, where one of PNG, ")
+    assert first == "file 2 (image.jpg): has a damaged or truncated image in column 'talk'."
+    assert second.startswith("file 3 (image.jpg): has a web page, where one of PNG, ")
+
+
+FILE = b'--x\r\nContent-Disposition: form-data; filename="a%s"\r\n\r\nhello\r\n--x--\r\n'
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,10 @@ def test_bad_files_are_one_message_that_names_each(photos: Server) -> None:
             "multipart/form-data; boundary=x",
             "prompt: is no file",
         ),
+        (FILE % (b";" * 2**20), "multipart/form-data; boundary=x", "headers within 4,096 bytes"),
+        (b"--x\r\n\r\n" * 1001 + b"--x--\r\n", "multipart/form-data; boundary=x", "has 1,001 files"),
+        (FILE % b"", "multipart/form-data; boundary*=idna''%ff", "needs a boundary"),
+        (FILE.replace(b"filename", b"filename*") % b"", "multipart/form-data; boundary=x", "is no file"),
     ],
 )
 def test_a_form_without_files_is_refused(photos: Server, body: bytes, kind: str, words: str) -> None:

@@ -12,6 +12,7 @@ from flows.pipeline import pipeline
 from flows.retrain import retrain
 from tasks.cache import store
 from tasks.cache.planner import Planner
+from tasks.registry.champions import FETCHED
 from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun, artifact_of, write_project, write_rows
 from training.problems import UserError
@@ -89,5 +90,6 @@ def test_the_weights_of_a_champion_outside_the_store_are_fetched_and_a_deleted_c
         load_model.make(Work("k", aside, "run"), recipe, lock, None)
         assert (aside / "model" / "model.safetensors").read_bytes() == weights
     connect().delete_model_version("small", "1")
+    shutil.rmtree(home / "artifacts" / FETCHED)  # the copy that is used without MLflow
     with pytest.raises(UserError, match=r"version small/1, which training starts from, is no longer in MLflow"):
         load_model.make(Work("gone", tmp_path / "gone", "run"), recipe, lock, None)

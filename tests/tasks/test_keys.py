@@ -434,12 +434,12 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
         "append_eos": Change(False, "tokenize predict_champion", TEXTS),
     },
     "masked-lm": {
-        "mlm_probability": Change(0.3, "tokenize fit predict predict_champion", TEXTS),
-        "whole_words": Change(True, "tokenize fit predict predict_champion", TEXTS),
+        "mlm_probability": Change(0.3, "tokenize fit predict score predict_champion compare", TEXTS),
+        "whole_words": Change(True, "tokenize fit predict score predict_champion compare", TEXTS),
     },
     "span-corruption": {
-        "noise_density": Change(0.3, "tokenize fit predict predict_champion", TEXTS),
-        "mean_noise_span_length": Change(4.0, "tokenize fit predict predict_champion", TEXTS),
+        "noise_density": Change(0.3, "tokenize fit predict score predict_champion compare", TEXTS),
+        "mean_noise_span_length": Change(4.0, "tokenize fit predict score predict_champion compare", TEXTS),
     },
     "seq2seq": {
         **{name: Change(value, "predict predict_champion", {**TRANSLATION, **BEAMS}) for name, value in WRITES.items()},

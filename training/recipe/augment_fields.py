@@ -53,7 +53,7 @@ class Jitter(Section):
     contrast: float = Field(default=0.0, ge=0)
     """The x of contrast."""
     saturation: float = Field(default=0.0, ge=0)
-    """The x of saturation: 0 is gray."""
+    """The x of saturation: a factor of 0 makes the image gray."""
     hue: float = Field(default=0.0, ge=0, le=0.5)
     """The most by which hues turn, in both directions: 1 is the whole circle."""
 

@@ -333,8 +333,9 @@ class Recipe(Section):
     a text, as T5), seq2seq (text to text), sft (a reply in a conversation), preference (the better of two replies), kto
     (replies that are rated good or bad), reward-modeling (a reward for a reply), embedding and sentence-similarity
     (embeddings of texts, from pairs), reranking (a score of a document for a query), multiple-choice (the best of a
-    row's choices), question-answering (a part of a text), image-classification (one label for an image), or your class
-    as `module:Class`: docs/how-to/own-task-type.md."""
+    row's choices), question-answering (a part of a text), image-classification, image-multi-label-classification and
+    image-regression (one label, several labels, a number for an image), or your class as `module:Class`:
+    docs/how-to/own-task-type.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the task type: docs/reference/task-types.md lists them with their defaults."""
     data: Data

@@ -50,7 +50,7 @@ class MaskedLM(LanguageModeling):
         by; in texts of thirty words that evens out."""
 
     options: Options
-    option_stages: ClassVar = {"score": (), "compare": ()}
+    option_stages: ClassVar = {"load_data": ()}
     auto_class = "AutoModelForMaskedLM"
     hub_task = "fill-mask"
     pipeline = False  # the pipeline of transformers accepts only texts with mask tokens

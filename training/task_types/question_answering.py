@@ -126,12 +126,13 @@ class QuestionAnswering(TaskType):
     def features(self, encoder: Encoder, rows: pa.RecordBatch) -> Features:
         """A feature row for each window: its tokens; `context`, 1 for tokens of the context; `starts` and `ends`, their
         characters in the context; `passage`, the window's part of the context, which starts at the character
-        `passage_start`. For rows with answers also `label`, and the answers as JSON in `reference`."""
+        `passage_start`. For rows with answers also `label`, and the answers as JSON in `reference`. The tokens that are
+        lost are those of a question that leaves no room for a window."""
         from training.tokenization.encoder import encode_windows
 
         contexts = rows.column("context").to_pylist()
         stride = encoder.max_length // 3 if self.options.stride is None else self.options.stride
-        cut = encode_windows(encoder, rows.column("question").to_pylist(), contexts, stride)
+        cut, lost = encode_windows(encoder, rows.column("question").to_pylist(), contexts, stride)
         bounds = [(places[places >= 0].min(initial=2**31 - 1), places.max()) for places in cut.iterate_offsets()]
         columns: dict[str, Any] = {
             "input_ids": list_column(cut.ids, cut.lengths),
@@ -149,7 +150,8 @@ class QuestionAnswering(TaskType):
             spans = map(_first_span, answers.to_pylist())
             label = [_tokens_of(*window) for window in zip(cut.iterate_offsets(), spans, strict=True)]
             columns |= {"label": pa.array(label, pa.list_(pa.int64())), "reference": answers}
-        return Features(pa.RecordBatch.from_pydict(columns), np.zeros(len(cut.pair), np.int64))
+        is_first = np.diff(cut.pair, prepend=-1) > 0
+        return Features(pa.RecordBatch.from_pydict(columns), np.where(is_first, lost[cut.pair], 0))
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, multiple: int) -> PadToLongest:
         """Pads to the longest window."""
@@ -206,8 +208,9 @@ class QuestionAnswering(TaskType):
         of_windows = windows.select(["starts", "ends", "passage", "passage_start"]).to_pylist()
         for window, row in zip(of_windows, chosen, strict=True):
             start, end, before = window["starts"][row["first"]], window["ends"][row["last"]], window["passage_start"]
-            columns["answer"].append(window["passage"][start - before : end - before].strip())
-            columns["start"].append(start)
+            text = window["passage"][start - before : end - before] if row["score"] > NO_CONTEXT else ""
+            columns["answer"].append(text.strip())  # the first token of some tokenizers begins with a space
+            columns["start"].append(start + len(text) - len(text.lstrip()) if text else None)
         if self.options.no_answer:
             lowest = np.minimum.reduceat(predictions["none"].to_numpy()[by_score], firsts)  # (N,) of a row's windows
             columns["no_answer_score"] = (lowest - score[best]).tolist()

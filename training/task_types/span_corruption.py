@@ -49,7 +49,7 @@ class SpanCorruption(LanguageModeling):
         """The mean number of tokens of a missing span. A text lacks at most 100 spans."""
 
     options: Options
-    option_stages: ClassVar = {"score": (), "compare": ()}
+    option_stages: ClassVar = {"load_data": ()}
     auto_class = "AutoModelForSeq2SeqLM"
     hub_task = "text2text-generation"
     pipeline = False  # transformers has none any more

@@ -349,38 +349,43 @@ class Windows:
         yield from np.split(np.where(self.second[:, None], self.offsets, -1), np.cumsum(self.lengths)[:-1])
 
 
-def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stride: int) -> Windows:
+def encode_windows(
+    encoder: Encoder, firsts: list[str], seconds: list[str], stride: int
+) -> tuple[Windows, npt.NDArray[np.int64]]:
     """Windows of `max_length` tokens, with the whole first text and a part of the second, which starts with the last
-    `stride` tokens of the window before.
+    `stride` tokens of the window before; and (N,) the tokens of the first text of each pair that are lost.
 
     For max_length 9, stride 2, the question [q1 q2] and the context [c1 c2 c3 c4 c5 c6]
 
         [CLS] q1 q2 [SEP] c1 c2 c3 c4 [SEP]     pair 0
         [CLS] q1 q2 [SEP] c3 c4 c5 c6 [SEP]     pair 0
 
-    Raises UserError if a first text leaves no room for more than `stride` tokens, or if the tokenizer cannot map tokens
-    to characters.
+    A first text that leaves no room for more than `stride` tokens is cut to half of the tokens beside these.
+
+    Raises UserError if there is no room for such a text either, or if the tokenizer cannot map tokens to characters.
     """
     if not isinstance(encoder, FastEncoder):
         message = "encodes in Python and does not map tokens to characters: choose a model with a tokenizer.json that "
         message += "AutoTokenizer uses unchanged."
         raise UserError.of("tokens", "the model's tokenizer", message)
     special = encoder.special_tokens(pairs=True)
-    for first, length in zip(firsts, encoder.encode_whole(firsts).lengths.tolist(), strict=True):
-        tokens = length - encoder.special_tokens(pairs=False)
-        if encoder.max_length - special - tokens <= stride:
-            message = (
-                f"{encoder.max_length} leaves no room for a window with the {special} special tokens, the {tokens} of "
-                f"{first!r:.60}, and the {stride} that windows have in common: choose more, or less as options.stride."
-            )
-            raise UserError.of("tokens", "tokens.max_length", message)
+    room = encoder.max_length - special - stride
+    if room < 2:
+        message = (
+            f"{encoder.max_length} leaves no room for a window with {special} special tokens and the {stride} that "
+        )
+        message += "windows have in common: choose more, or less as options.stride."
+        raise UserError.of("tokens", "tokens.max_length", message)
+    tokens = encoder.encode_whole(firsts).lengths.astype(np.int64) - encoder.special_tokens(pairs=False)
+    lost = np.where(tokens >= room, tokens - room // 2, 0)
+    firsts = [_first_tokens(encoder, text, room // 2) if cut else text for text, cut in zip(firsts, lost, strict=True)]
     with encoder.truncation(encoder.max_length, stride=stride, strategy="only_second"):
         pairs = encoder.tokenizer.encode_batch(list(zip(firsts, seconds, strict=True)))  # the fast one has no offsets
     windows = [window for pair in pairs for window in (pair, *pair.overflowing)]
     lengths, ids = _concatenate_ids(windows)
     texts = chain.from_iterable(window.sequence_ids for window in windows)
     offsets = chain.from_iterable(chain.from_iterable(window.offsets for window in windows))
-    return Windows(
+    cut = Windows(
         np.repeat(np.arange(len(pairs)), [1 + len(pair.overflowing) for pair in pairs]),
         lengths,
         ids,
@@ -388,6 +393,13 @@ def encode_windows(encoder: Encoder, firsts: list[str], seconds: list[str], stri
         np.fromiter((text == 1 for text in texts), np.bool_, len(ids)),
         np.fromiter(offsets, np.int32, 2 * len(ids)).reshape(-1, 2),
     )
+    return cut, lost
+
+
+def _first_tokens(encoder: FastEncoder, text: str, tokens: int) -> str:
+    """The text of the first tokens of a text."""
+    encoding = encoder.tokenizer.encode(text, add_special_tokens=False)
+    return text[: encoding.offsets[tokens - 1][1]]
 
 
 def token_counter(folder: Path) -> Callable[[list[str]], int]:

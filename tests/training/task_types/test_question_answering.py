@@ -32,7 +32,7 @@ from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.programs import create_model, predict, score
 from training.recipe import Data
-from training.task_types.question_answering import QuestionAnswering, _tokens_of
+from training.task_types.question_answering import NO_CONTEXT, QuestionAnswering, _tokens_of
 from training.tokenization import transformers_encoder
 from training.tokenization.encoder import encode_windows, load_encoder
 from training.tokenization.token_files import tokenize
@@ -353,19 +353,43 @@ def test_answers_that_do_not_stand_at_their_offset_are_reported_with_their_row(t
     assert "row 3" in found["answers"] and "set options.no_answer: true" in found["answers"]
 
 
-def test_a_question_that_leaves_no_room_is_refused_and_so_is_a_tokenizer_without_characters(
+def test_a_question_that_leaves_no_room_is_cut_and_a_tokenizer_without_characters_is_refused(
     world: Path, tmp_path: Path
 ) -> None:
-    encoder = load_encoder(world / "base/output/tokenizer", 12)
-    with pytest.raises(
-        UserError, match=r"tokens\.max_length: 12 leaves no room .* 'It rained all day long\.', and the 4"
-    ):
-        encode_windows(encoder, ["Who?", RAIN.strip()], ["x", "x"], 4)
-    assert encoder.encode([RAIN * 3], None).lengths.tolist() == [12]  # it cuts as before
+    encoder = load_encoder(world / "base/output/tokenizer", 16)
+    words = "When was it that Ada moved to Rome or to Oslo?"
+    cut, lost = encode_windows(encoder, ["Who moved?", words], ["Ada moved to Rome."] * 2, 4)
+    (whole,) = encoder.encode_whole([words]).lengths.tolist()
+    assert lost.tolist() == [0, whole - 2 - (16 - 3 - 4) // 2] and lost[1] > 0
+    kept = [window[window[:, 0] >= 0] for window in cut.iterate_offsets()]
+    assert {pair for pair, window in zip(cut.pair.tolist(), kept, strict=True) if window[-1, 1] == 18} == {0, 1}
+    assert (cut.lengths <= 16).all() and (cut.lengths[cut.pair == 1] >= 12).any()
+    with pytest.raises(UserError, match=r"tokens\.max_length: 16 leaves no room .* special tokens and the 12"):
+        encode_windows(encoder, ["x"], ["x"], 12)
+    assert encoder.encode([RAIN * 4], None).lengths.tolist() == [16]  # it cuts as before
     ByT5Tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(UserError, match="does not map tokens to characters"):
         encode_windows(transformers_encoder.load_encoder(tmp_path, tmp_path, 8), ["a"], ["b"], 1)
+
+
+def test_an_answer_starts_at_its_first_letter_and_nothing_is_found_in_a_window_without_context() -> None:
+    """Some tokenizers give a token the space before it."""
+    windows = pa.table(
+        {
+            "row": [0, 1],
+            "starts": [[-1, 0, 3], [-1, -1, -1]],
+            "ends": [[-1, 3, 9], [-1, -1, -1]],
+            "passage": ["Ada wrote it", ""],
+            "passage_start": [0, 0],
+            "length": [3, 3],
+        }
+    )
+    found = pa.table({"first": [2, 0], "last": [2, 0], "score": [5.0, NO_CONTEXT]})
+    wrote, nothing = QuestionAnswering().join_labels(found, TokenRows(windows)).to_pylist()
+    assert (wrote["answer"], wrote["start"]) == ("wrote", 4)
+    assert (nothing["answer"], nothing["start"]) == ("", None)
+    assert QuestionAnswering().lines(nothing) == ["no answer"]
 
 
 def test_batches_count_tokens_from_the_left_whatever_the_tokenizers_side(world: Path) -> None:
