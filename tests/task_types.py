@@ -139,14 +139,14 @@ def drawn_image(draw: random.Random) -> Row:
 
 
 def choices(draw: random.Random) -> Row:
-    """A sort, and words of some sorts, one of which is of that."""
+    """The name of a sort of words, and choices of two words each, one choice of that sort."""
     right, *others = draw.sample(LABELS, draw.randint(2, len(LABELS)))
     words = {sort: " ".join(draw.choices(WORDS[sort], k=2)) for sort in draw.sample([right, *others], 1 + len(others))}
     return {"context": f"some {right}", "choices": [*words.values()], "label": [*words].index(right)}
 
 
 def asked(draw: random.Random) -> Row:
-    """Words of all sorts, and a question about one sort, of which there is a word or none."""
+    """A text of words of different sorts, and a question for the word of one sort, which may be missing."""
     wanted, there = draw.choice(LABELS), draw.sample(LABELS, draw.randint(2, len(LABELS)))
     words = {sort: draw.choice(WORDS[sort]) for sort in there}
     context = " ".join(words.values())

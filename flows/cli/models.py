@@ -161,7 +161,7 @@ def dossier(arguments: argparse.Namespace) -> int:
     beside = arguments.out.with_name(arguments.out.name + SUFFIX)
     try:
         signature, words = sign_dossier(documents, content), f"{beside}  its signature by the key of this home"
-    except UserError as error:  # whoever only reads the registry gets a dossier too
+    except UserError as error:  # this home has no trusted key, and may read the version all the same
         signature, words = None, f"Not signed: {error}"
     write_atomically(arguments.out, content)
     if signature is None:

@@ -44,8 +44,7 @@ class Subject:
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
     SPLIT.parquet with columns text and label), `peer` (a script to compare with), `sets` (folders of rows that recipes
-    name), `documents` (the number of those that are embedded) and `images` (the number of those that are processed) are
-    the user's.
+    name), `documents` and `images` (how many are embedded and processed) are the user's.
     """
 
     folder: Path

@@ -157,6 +157,20 @@ def test_a_dossier_by_a_key_that_is_not_trusted_is_refused(
     assert message in refused and str(file) in refused
 
 
+def test_a_home_without_a_trusted_key_writes_a_dossier_without_a_signature(
+    version: FinishedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.zip"
+    signature = tmp_path / "small.zip.sigstore.json"
+    assert main(["dossier", "small/1", "--out", str(file)]) == 0
+    signed = file.read_bytes()
+    trust_for_others(version.home)
+    capsys.readouterr()
+    assert main(["dossier", "small/1", "--out", str(file)]) == 0
+    assert "Not signed: " in capsys.readouterr().out
+    assert file.read_bytes() == signed and not signature.exists()
+
+
 def test_a_dossier_with_the_signature_of_a_version_or_none_is_refused(
     version: FinishedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ def build(packages: Iterable[Mapping[str, str]], image: str | None, lock: Locked
     Args:
         packages: what is installed, as `installed.list_packages` has it.
         image: the name of the image; None for an environment.
-        lock: gives packages of a locked version the sha256 of their release's files, of which one was installed.
+        lock: the version and the sha256 of each package; one that is installed in this version gets them.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     components = [_describe(one, lock) for one in packages if canonicalize_name(one["name"]) != PROJECT]

@@ -92,7 +92,7 @@ class Corpus:
         return corpus
 
     def add_documents(self, texts: Sequence[str]) -> list[int]:
-        """Adds further documents. Returns the places in the texts of those that were not there before."""
+        """Adds the texts that are not yet among the documents. Returns their places in `texts`."""
         new = []
         for place, text in enumerate(texts):
             if text not in self.documents:
