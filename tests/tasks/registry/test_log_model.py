@@ -21,7 +21,7 @@ from tasks.cache.stage import Work
 from tasks.registry.champions import fetch_folders
 from tasks.registry.log_model import share_weights
 from tasks.registry.versions import WEIGHTS_TAG
-from tasks.registry.weight_files import Trained, require_trained
+from tasks.registry.weight_files import TrainedModel, require_trained
 from tasks.tracking.connection import connect, find_or_create_run
 from tests.fork_server import call
 from tests.made import artifact
@@ -139,7 +139,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     for name in ("pairs", "own"):  # all that MLflow writes is known, or no version could be signed
         place = client.get_model_version_download_uri(name, "1").removeprefix("file://")
         logged = digest_all(Path(place))
-        assert require_trained(Path(place), logged, Trained(world / "model", digest_all(world / "model"))) == logged
+        assert require_trained(Path(place), logged, TrainedModel(world / "model", digest_all(world / "model"))) == logged
     own = VERSION.model_copy(update={"name": "own"})
     fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
     call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})

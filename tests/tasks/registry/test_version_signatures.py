@@ -33,7 +33,7 @@ from tasks.registry.version_signatures import (
     verify_tags,
 )
 from tasks.registry.versions import BOUND_TAGS, DRIFT_TAG, FIT_TAG, READING_TAG, SIGNED_TAG, TASK_TAG
-from tasks.registry.weight_files import Trained
+from tasks.registry.weight_files import TrainedModel
 from tasks.signatures.bundles import Statement, sign
 from tasks.signatures.keys import FILE as KEY_FILE
 from tasks.signatures.keys import KEY, load_signing_key, write_public_key
@@ -567,7 +567,7 @@ def test_a_key_that_is_revoked_later_still_vouches_for_what_it_signed_before(tar
     assert target.load()
 
 
-def sign_by_run(target: Target, trained: Trained, is_new: bool = False, record: Any = None, **latest: str) -> str:
+def sign_by_run(target: Target, trained: TrainedModel, is_new: bool = False, record: Any = None, **latest: str) -> str:
     """As a run that has computed the tags of TAGS."""
     origin = {tag: TAGS[tag] for tag in (MODEL_TAG, FIT_TAG)} | {FLOW_RUN_TAG: "this-run"}
     tags = origin, {tag: TAGS[tag] for tag in (MAX_LENGTH_TAG, TASK_TAG)} | latest
@@ -576,16 +576,16 @@ def sign_by_run(target: Target, trained: Trained, is_new: bool = False, record: 
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Trained:
+def trained(tmp_path: Path) -> TrainedModel:
     (folder := tmp_path / "trained").mkdir()
     files = {Path(path).name: content for path, content in Registry.make_files("0").items() if path != "MLmodel"}
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return Trained(folder, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
+    return TrainedModel(folder, {name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
 
 
 @pytest.fixture
-def unsigned(registry: Registry, trained: Trained) -> Target:
+def unsigned(registry: Registry, trained: TrainedModel) -> Target:
     """A version of the model that was trained here."""
     found = registry.register(signed=False)
     found.tag(FLOW_RUN_TAG, "this-run")
@@ -593,7 +593,7 @@ def unsigned(registry: Registry, trained: Trained) -> Target:
     return found
 
 
-def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Target, trained: Trained) -> None:
+def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Target, trained: TrainedModel) -> None:
     assert sign_by_run(unsigned, trained, is_new=True) == "" and unsigned.load()
     first = unsigned.read_signatures()
     assert sign_by_run(unsigned, trained) == "" and unsigned.read_signatures() == first
@@ -602,7 +602,7 @@ def test_a_run_signs_what_it_trained_and_signs_anew_what_it_changes(unsigned: Ta
     assert unsigned.read_signatures() != first
 
 
-def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, trained: Trained) -> None:
+def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, trained: TrainedModel) -> None:
     unsigned.tag(READING_TAG, '{"evil": true}')
     warning = sign_by_run(unsigned, trained)
     assert f"small/{unsigned.number} stays unsigned" in warning and READING_TAG in warning
@@ -615,7 +615,7 @@ def test_a_run_does_not_sign_a_tag_that_somebody_else_has_set(unsigned: Target, 
 
 
 def test_a_run_signs_what_an_earlier_run_of_this_home_has_left_unsigned_and_no_other_runs_version(
-    unsigned: Target, trained: Trained
+    unsigned: Target, trained: TrainedModel
 ) -> None:
     unsigned.tag(FLOW_RUN_TAG, "killed-run")
     record = {"run": {"flow_run_id": "killed-run"}, "model": {"digest": TAGS[MODEL_TAG]}, "stages": []}
@@ -630,7 +630,7 @@ def test_a_run_signs_what_an_earlier_run_of_this_home_has_left_unsigned_and_no_o
 
 @pytest.mark.parametrize("path", [CONFIG, TOKENIZER, "model/added.safetensors", "model/added.py"])
 def test_a_run_refuses_to_sign_a_version_that_differs_from_the_model_that_it_trained(
-    unsigned: Target, trained: Trained, path: str
+    unsigned: Target, trained: TrainedModel, path: str
 ) -> None:
     (unsigned.place / path).write_text("{}  ")
     with pytest.raises(UserError, match="differs from the model that was trained here"):
@@ -639,7 +639,7 @@ def test_a_run_refuses_to_sign_a_version_that_differs_from_the_model_that_it_tra
 
 
 def test_files_that_have_changed_since_a_version_was_signed_are_not_signed_again(
-    unsigned: Target, trained: Trained
+    unsigned: Target, trained: TrainedModel
 ) -> None:
     sign_by_run(unsigned, trained, is_new=True)
     change("MLmodel")(unsigned)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.registry.weight_files import INDEX, Different, Trained, require_trained
+from tasks.registry.weight_files import INDEX, Different, TrainedModel, require_trained
 from training.jobs.protocol import sha256
 
 ONE, TWO = struct.pack("<2f", 1, 2), struct.pack("<2f", 3, 4)
@@ -56,7 +56,7 @@ def difference(logged: Path, known: dict[str, str] | None = None) -> str:
     """The first difference from the trained folder, whose files had the digests `known` when it was trained."""
     trained, files = logged.parent / "trained", digest_all(logged)
     try:
-        assert require_trained(logged, files, Trained(trained, known or digest_all(trained))) == files
+        assert require_trained(logged, files, TrainedModel(trained, known or digest_all(trained))) == files
     except Different as found:
         return str(found)
     return ""
@@ -88,7 +88,7 @@ def test_what_is_signed_are_the_bytes_that_were_compared(logged: Path) -> None:
     """The registry had other weights when its files were read for the first time, and has the trained ones now."""
     now, trained = digest_all(logged), logged.parent / "trained"
     before = {path: "e" * 64 if path.endswith(".safetensors") else digest for path, digest in now.items()}
-    assert require_trained(logged, before, Trained(trained, digest_all(trained))) == now
+    assert require_trained(logged, before, TrainedModel(trained, digest_all(trained))) == now
 
 
 def test_a_tensor_with_other_content_type_or_shape_is_named(logged: Path) -> None:
