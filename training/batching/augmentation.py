@@ -45,7 +45,7 @@ class AugmentImages:
             raise UserError.of("training", "training.augment", f"{message}out, or choose another model.")
         self._collate, self._shape = collate, preprocessor.shape
         given = ((name, getattr(augment, name)) for name in STEPS)
-        self._steps = [(STEPS[name], options) for name, options in given if options is not None]
+        self._steps = {name: options for name, options in given if options is not None}
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         if not isinstance(features, SeededBatch):
@@ -60,8 +60,8 @@ class AugmentImages:
     def change(self, pixels: npt.NDArray[np.uint8], draw: Draw) -> npt.NDArray[np.uint8]:
         """(C·H·W) a stored image, changed."""
         image = Image.fromarray(pixels.reshape(self._shape).transpose(1, 2, 0))
-        for step, options in self._steps:
-            image = step(image, options, draw)
+        for name, options in self._steps.items():
+            image = STEPS[name](image, options, draw)
         return np.asarray(image).transpose(2, 0, 1).ravel()
 
 

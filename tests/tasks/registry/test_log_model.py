@@ -139,7 +139,8 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     for name in ("pairs", "own"):  # all that MLflow writes is known, or no version could be signed
         place = client.get_model_version_download_uri(name, "1").removeprefix("file://")
         logged = digest_all(Path(place))
-        assert require_trained(Path(place), logged, TrainedModel(world / "model", digest_all(world / "model"))) == logged
+        trained = TrainedModel(world / "model", digest_all(world / "model"))
+        assert require_trained(Path(place), logged, trained) == logged
     own = VERSION.model_copy(update={"name": "own"})
     fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
     call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})

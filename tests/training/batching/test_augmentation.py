@@ -128,13 +128,13 @@ def test_batches_are_the_same_in_any_number_of_workers_and_other_in_each_epoch(p
     def epoch(number: int, workers: int, **batches: Any) -> list[dict[str, torch.Tensor]]:
         sampler = LengthGroupedBatches(rows.lengths, batches.pop("size", 4), seed=7, **batches)
         sampler.set_epoch(number)
-        how = {"multiprocessing_context": "fork"} if workers else {}
+        # Workers get the collator pickled, as on macOS. A fork has what other tests left, and may fail at its exit.
+        how = {"multiprocessing_context": "forkserver"} if workers else {}
         return [*DataLoader(rows, batch_sampler=sampler, collate_fn=collate, num_workers=workers, **how)]  # type: ignore[arg-type]
 
-    first, *others = (epoch(1, workers) for workers in (0, 1, 2))
-    for other in others:
-        for one, same in zip(first, other, strict=True):
-            assert torch.equal(one["pixel_values"], same["pixel_values"]) and torch.equal(one["labels"], same["labels"])
+    first, of_workers = (epoch(1, workers) for workers in (0, 2))
+    for one, same in zip(first, of_workers, strict=True):
+        assert torch.equal(one["pixel_values"], same["pixel_values"]) and torch.equal(one["labels"], same["labels"])
 
     def by_row(found: list[dict[str, torch.Tensor]]) -> dict[int, torch.Tensor]:
         return {int(label): image for one in found for label, image in zip(*reversed(one.values()), strict=True)}
