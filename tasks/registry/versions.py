@@ -72,16 +72,9 @@ MOVE = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 """The tag of a registered model with a move of the champion's alias: see tasks/registry/promotions.py."""
 
 LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
+"""Folders of a model that mlflow.transformers has logged."""
 LOGGED_IMAGE_PROCESSOR = "components/image_processor"
 """The place of an image processor, which models of images have in place of a tokenizer."""
-
-
-def logged_parts(*, images: bool) -> dict[str, str]:
-    """The folders of a logged model, by part, of texts or of images."""
-    return {**LOGGED_PARTS, "tokenizer": LOGGED_IMAGE_PROCESSOR} if images else LOGGED_PARTS
-
-
-"""Folders of a model that mlflow.transformers has logged."""
 
 SHOWN_VERSIONS = 20
 SHOWN_CHARACTERS = 80
@@ -105,6 +98,11 @@ class Aliases(NamedTuple):
 
     champion: str = "champion"
     challenger: str = "challenger"
+
+
+def logged_parts(*, images: bool) -> dict[str, str]:
+    """The folders of a logged model, by part, of texts or of images."""
+    return {**LOGGED_PARTS, "tokenizer": LOGGED_IMAGE_PROCESSOR} if images else LOGGED_PARTS
 
 
 def read_alias_names(model: RegisteredModel) -> Aliases:

@@ -30,6 +30,7 @@ from tests.benchmarks import (
     few_labels,
     images,
     kill,
+    nights,
     orchestration,
     peer,
     rows,
@@ -68,6 +69,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "embeddings": embeddings.measure,
     "serve": serve.measure,
     "sweep": sweep.measure,
+    "nights": nights.measure,
     "teacher": teacher.measure,
     "task-types": task_types.measure,
     "few-labels": few_labels.measure,
@@ -84,6 +86,7 @@ def main() -> int:
     parser.add_argument("--sets", type=Path, metavar="DIR", help="folders of rows for recipes/, trained with --model")
     parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="for embeddings (default: 100,000)")
     parser.add_argument("--images", type=int, default=2_000, metavar="N", help="for images (default: 2,000)")
+    parser.add_argument("--nights", type=int, default=20, metavar="N", help="for nights (default: 20)")
     options = parser.parse_args()
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
@@ -93,8 +96,8 @@ def main() -> int:
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
-        given = (options.model, options.data, options.peer, options.sets, options.documents, options.images)
-        subject = Subject(Path(folder), *given)
+        given = (options.model, options.data, options.peer, options.sets)
+        subject = Subject(Path(folder), *given, options.documents, options.images, options.nights)
         for name in options.only:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ class Subject:
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
     SPLIT.parquet with columns text and label), `peer` (a script to compare with), `sets` (folders of rows that recipes
-    name), `documents` and `images` (how many are embedded and processed) are the user's.
+    name), `documents`, `images` and `nights` (how many are embedded, processed and played) are the user's.
     """
 
     folder: Path
@@ -54,6 +54,7 @@ class Subject:
     sets: Path | None = None
     documents: int = 100_000
     images: int = 2_000
+    nights: int = 20
 
     @cached_property
     def data(self) -> Path:
