@@ -25,6 +25,7 @@ from pydantic import Field
 
 from training.evaluation.predictions import Predictions, Rows
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask, logits_column, logits_of
+from training.task_types.targets import HasTargets, chooses_loss
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from training.task_types.task_type import Loss
 
 
-class OrdinalRegression(SequenceLevelTask):
+class OrdinalRegression(SequenceLevelTask, HasTargets):
     """One of ordered labels for each row."""
 
     # Declarations
@@ -54,6 +55,7 @@ class OrdinalRegression(SequenceLevelTask):
     pipeline = False  # transformers has none
     card_sentence = "Gives a {text} one of {labels}, in this order"
     metrics: ClassVar = ("rank_error", "exact")
+    target_form = "binary"
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """An output for each label but the last; and the labels, which have no place in a config of other lengths."""
@@ -71,9 +73,14 @@ class OrdinalRegression(SequenceLevelTask):
 
     # Training
 
-    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """Binary cross entropy of each output."""
-        return partial(binary_losses, smoothing=self.options.smoothing)
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        """Binary cross entropy of each output, or the loss that the recipe chooses."""
+        usual = partial(binary_losses, smoothing=self.options.smoothing)
+        return super().loss(training, labels, train, outside=outside) if chooses_loss(training) else usual
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits and the answers, (B, L - 1) each."""
+        return logits, answers(labels, logits.shape[1], self.options.smoothing)
 
     # Predictions
 
@@ -114,9 +121,16 @@ def binary_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float =
     """() the mean over rows and outputs; logits (B, L - 1), labels (B,)."""
     import torch
 
-    above = (labels[:, None] > torch.arange(logits.shape[1], device=logits.device)).float()
-    targets = above * (1 - 2 * smoothing) + smoothing
+    targets = answers(labels, logits.shape[1], smoothing)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), targets)
+
+
+def answers(labels: torch.Tensor, size: int, smoothing: float) -> torch.Tensor:
+    """(B, L - 1) whether each label is above each of the first L - 1, without the probability that smoothing takes."""
+    import torch
+
+    above = (labels[:, None] > torch.arange(size, device=labels.device)).float()
+    return above * (1 - 2 * smoothing) + smoothing
 
 
 def _is_whole(label: str) -> bool:

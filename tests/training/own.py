@@ -36,6 +36,18 @@ def one_number(logits: torch.Tensor) -> torch.Tensor:
     return logits.mean()
 
 
+def nll(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def label_hinge(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (1 - logits * (2 * labels - 1)).clamp(min=0)
+
+
+def huber(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.huber_loss(logits, labels, reduction="none")
+
+
 class Masked(PadToLongest):
     """Replaces some tokens by others, drawing from all three generators."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from training.recipe.field_types import ClosedModel
 from training.recipe.tables.metrics import metric_modules as modules_of_metrics
 from training.recipe.tables.task_types import TASK_TYPES
 
+TargetForm: TypeAlias = Literal["classes", "labels", "binary", "places", "tokens", "numbers"]
 FORMER_NAMES = {"faults": "row_problems", "faults_on_request": "row_problems_on_request"}
 """Methods of task types that had another name before: a user's class with one would pass unchecked rows."""
 
@@ -50,9 +51,13 @@ class TaskSpecification(RowSpecification):
     """Whether its models give texts embeddings, as those of training.task_types.text_embedding do."""
     takes_candidates: ClassVar[bool] = False
     """Whether a search may give its evaluated rows their documents: data.negatives.num_candidates."""
+    target_form: ClassVar[TargetForm | None] = None
+    """What its loss is the mean of, if the recipe can choose the loss, as in training.task_types.targets: one of
+    `classes` a target, any number of `labels` a row, `binary` answers without names, one of several `places`, `tokens`,
+    or `numbers`. None if it has a loss of its own."""
     loss_fields: ClassVar[Sequence[str]] = ()
-    """The fields of the recipe's training section that `loss` reads, of loss, focal_gamma, class_weights and
-    label_smoothing_factor. A recipe that sets another of these is refused."""
+    """Without a `target_form`, the fields of the recipe's training section that `loss` reads, of loss, focal_gamma,
+    class_weights and label_smoothing_factor. A recipe that sets another of these is refused."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options = self.Options.model_validate(dict(options or {}))

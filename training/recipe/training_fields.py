@@ -147,7 +147,7 @@ class Training(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """The largest norm of the gradients; longer ones are scaled down to it (0: no limit)."""
     label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
-    """Share of each target's weight that is spread over all labels."""
+    """Share of each target's weight that is spread over all labels, of several labels a row over yes and no."""
     use_liger_kernel: bool = False
     """Whether layers run on Liger's kernels (package liger-kernel), on NVIDIA GPUs. Causal language models with ddp
     then compute the loss without holding the logits of a batch in memory."""
@@ -177,13 +177,15 @@ class Training(Section):
     """Trackers of the run besides MLflow: tensorboard (files in `tensorboard/` of the home, or in
     TENSORBOARD_LOGGING_DIR) and wandb (set up by its WANDB_… variables). Each needs its package."""
     loss: CodeName = "cross_entropy"
-    """The loss of task sequence-classification: cross_entropy (the model's own), focal, or your function as
-    `module:function`, called with logits (B, L) and labels (B,)."""
+    """The loss of each target, a row, label, tag, token or number: cross_entropy (of numbers the squared error), focal,
+    or your function as `module:function`, called with logits and labels: docs/how-to/tune.md. Task types that have a
+    loss of their own choose it in options."""
     focal_gamma: float | None = Field(default=None, ge=0)
-    """For `loss: focal`: how much less confidently right rows weigh (null: 2; 0: as in cross entropy)."""
+    """For `loss: focal`: how much less confidently right targets weigh (null: 2; 0: as in cross entropy)."""
     class_weights: BalancedOrWeights | None = None
-    """The weight of each label's rows in the loss: balanced (all labels count the same), or weights by label name, 1
-    for labels that are left out. Only the ratios matter (null: all rows count the same)."""
+    """The weight of each label's rows, or tag's words, in the loss: balanced (all labels count the same), or weights by
+    label name, 1 for labels that are left out. Only the ratios matter. With several labels a row they are pos_weight:
+    rows with the label count so often, and balanced is rows without / rows with it (null: all rows count the same)."""
     lora: Lora | None = None
     """Trains low-rank adapters and keeps the model's weights as they are (null: trains all weights). Needs the extra
     `lora`; `{}` takes the defaults."""

@@ -19,6 +19,7 @@ from training.evaluation.constant_predictions import Baseline, Constant, smooth_
 from training.evaluation.predictions import Likelihoods
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import TOKENS, metrics_for
+from training.task_types.targets import HasTargets
 from training.task_types.task_type import Column, LearnsTokens
 
 if TYPE_CHECKING:
@@ -30,17 +31,18 @@ if TYPE_CHECKING:
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.predictions import Likelihoods, Predictions
     from training.recipe import Training
+    from training.recipe.task_specification import TargetForm
     from training.task_types.task_type import Loss
 
 
-class LanguageModeling(LearnsTokens):
+class LanguageModeling(LearnsTokens, HasTargets):
     """The base of causal and masked language models."""
 
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("text")}
     takes_documents: ClassVar = True
     prediction_type: ClassVar = TOKENS
     metrics: ClassVar[Sequence[str]] = metrics_for(TOKENS)
-    loss_fields: ClassVar[Sequence[str]] = ("label_smoothing_factor",)
+    target_form: ClassVar[TargetForm | None] = "tokens"
 
     @property
     @abstractmethod
@@ -59,12 +61,20 @@ class LanguageModeling(LearnsTokens):
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy outside of the model: the loss inside is NaN for a batch without targets. None if Liger fuses
-        it with the output layer."""
+        it with the output layer. Or another loss of each target token."""
+        if training.loss != "cross_entropy":
+            return super().loss(training, labels, train, outside=outside)
         if self.causal and training.use_liger_kernel and not outside and not training.label_smoothing_factor:
             return None
         from training.task_types.losses.token_likelihood import TokenLoss
 
         return TokenLoss(self.causal, training.label_smoothing_factor)
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        from training.task_types.losses.target_losses import select_targets
+        from training.task_types.losses.token_likelihood import shift_labels
+
+        return select_targets(logits, shift_labels(labels) if self.causal else labels)
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED

@@ -39,6 +39,7 @@ from training.task_types.sequence_level import (
     probability_type,
     replace_columns,
 )
+from training.task_types.targets import HasTargets, chooses_loss
 from training.task_types.task_type import Calibrated, Column
 from training.tokenization.features import list_column
 
@@ -61,11 +62,12 @@ FREQUENT_SETS = 5
 """The number of frequent label sets that are tried as constant predictions."""
 
 
-class MultiLabelClassification(LabelProbabilities, Calibrated):
+class MultiLabelClassification(LabelProbabilities, HasTargets, Calibrated):
     """Any number of labels for each row."""
 
     problem_type = "multi_label_classification"
     teacher_outputs = "labels"
+    target_form = "labels"
     pipeline = False  # the text-classification pipeline returns one label and has no thresholds
     card_sentence = "Gives a {text} any number of {labels}"
     columns: ClassVar = {**TEXTS, "label": Column("labels", may_be_empty=True)}
@@ -81,9 +83,19 @@ class MultiLabelClassification(LabelProbabilities, Calibrated):
             message = "has a value for each label, such as 0 or 1: list the labels that the row has"
             yield "label_vectors", message, np.ones(len(given), bool), f", not {shorten(given[0].as_py())}"
 
-    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """The loss of models with this problem type, but from indices of labels."""
-        return binary_cross_entropy
+    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
+        """The loss of models with this problem type, but from indices of labels; or that of each label of a row."""
+        if not chooses_loss(training):
+            return binary_cross_entropy
+        return super().loss(training, labels, train, outside=outside)
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The labels as (B, L), 1 for those that a row has."""
+        return logits, truths_of(logits.shape[1], labels).float()
+
+    def label_counts(self, train: TokenRows, size: int) -> tuple[npt.NDArray[np.int64], int]:
+        given = train.table["label"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return np.bincount(given.astype(np.int64), minlength=size), len(train)
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the indices of the labels above the model's thresholds, and `logits`, a list of L."""
@@ -179,9 +191,15 @@ def binary_cross_entropy(logits: torch.Tensor, indices: torch.Tensor) -> torch.T
     """() the mean over all rows and labels; logits (B, L), indices (B, P) of each row's labels, padded with -1."""
     import torch
 
-    labels = torch.arange(logits.shape[1], device=indices.device)
-    truths = (indices[:, :, None] == labels).any(dim=1)  # (B, L)
+    truths = truths_of(logits.shape[1], indices)
     return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), truths.float())
+
+
+def truths_of(size: int, indices: torch.Tensor) -> torch.Tensor:
+    """(B, L) whether each row has each of `size` labels, from (B, P) indices, padded with -1."""
+    import torch
+
+    return (indices[:, :, None] == torch.arange(size, device=indices.device)).any(dim=1)
 
 
 def probabilities(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

@@ -31,7 +31,8 @@ from training.evaluation.choices import Choices
 from training.evaluation.constant_predictions import Baseline, Constant, Rival, most_frequent, smooth_counts
 from training.problems import UserError
 from training.recipe.tables.metrics import CHOICES, metrics_for
-from training.task_types.task_type import Column, TaskType
+from training.task_types.targets import HasTargets, chooses_loss
+from training.task_types.task_type import Column
 from training.tokenization.candidates import encode_candidates
 from training.tokenization.features import list_column
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
-class MultipleChoice(TaskType):
+class MultipleChoice(HasTargets):
     """One of the choices of each row."""
 
     auto_class = "AutoModelForMultipleChoice"
@@ -58,6 +59,7 @@ class MultipleChoice(TaskType):
     pipeline = False  # transformers has none
     card_sentence = "Chooses the text that fits a context best"
     prediction_type: ClassVar = CHOICES
+    target_form = "places"
     metrics: ClassVar = metrics_for(CHOICES)
     option_stages: ClassVar = {"load_data": ()}
     columns: ClassVar[Mapping[str, Column]] = {
@@ -116,8 +118,12 @@ class MultipleChoice(TaskType):
         return ModelOutput(logits=logits.new_full(there.shape, -torch.inf).masked_scatter(there, logits))
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy among the choices of each row, the mean over rows."""
-        return _cross_entropy
+        """Cross entropy among the choices of each row, the mean over rows; or another loss of each row."""
+        return super().loss(training, labels, train, outside=outside) if chooses_loss(training) else _cross_entropy
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The labels as the place of the right choice, (B,)."""
+        return logits, labels.nan_to_num(nan=0.0).argmax(dim=1)
 
     # Predictions
 

@@ -67,7 +67,7 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
     first_text: ClassVar[str]
     """The column of token rows with the number of tokens of the first text, which begins with the prompt."""
     chat_template_columns: ClassVar[Sequence[str]] = ()
-    loss_fields: ClassVar[Sequence[str]] = ()
+    target_form = None
     teacher_outputs = None
     teacher_writes = False
 

@@ -36,6 +36,7 @@ from pydantic import Field
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import Baseline, Constant, Rival, read_column
 from training.evaluation.extracted_answers import ExtractedAnswers, choose_none, choose_sentences
+from training.task_types.targets import HasTargets, chooses_loss
 from training.task_types.task_type import Column, TaskType
 from training.tokenization.features import Features, list_column
 
@@ -54,7 +55,7 @@ NO_CONTEXT = -1e9
 """The score of the best span in a window without tokens of the context."""
 
 
-class QuestionAnswering(TaskType):
+class QuestionAnswering(HasTargets):
     """A part of a context as the answer to a question."""
 
     class Options(TaskType.Options):
@@ -92,6 +93,7 @@ class QuestionAnswering(TaskType):
     pipeline = False  # transformers has none any more
     card_sentence = "Finds the answer to a question in a {text}"
     metrics: ClassVar = ExtractedAnswers.means
+    target_form = "places"
 
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """An output for the first token of an answer, and one for the last."""
@@ -174,8 +176,13 @@ class QuestionAnswering(TaskType):
         return ModelOutput(logits=torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1))
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy of the answer's first and last token; both are token 0 for windows without the answer."""
-        return _cross_entropy
+        """Cross entropy of the answer's first and last token; both are token 0 for windows without the answer. Or
+        another loss of both."""
+        return super().loss(training, labels, train, outside=outside) if chooses_loss(training) else _cross_entropy
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two for each window: logits (2 B, T) of all tokens of the batch, and labels (2 B,)."""
+        return logits.flatten(0, 1), labels.flatten()
 
     # Predictions
 

@@ -23,6 +23,7 @@ from training.evaluation.constant_predictions import constant_numbers
 from training.evaluation.predictions import Numbers
 from training.recipe.tables.metrics import NUMBERS, metrics_for
 from training.task_types.sequence_level import TEXTS, SequenceLevelTask
+from training.task_types.targets import HasTargets, chooses_loss
 from training.task_types.task_type import Column
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
     from training.task_types.task_type import Loss
 
 
-class Regression(SequenceLevelTask):
+class Regression(SequenceLevelTask, HasTargets):
     """A number for each row."""
 
     teacher_outputs = "numbers"
+    target_form = "numbers"
     serves: ClassVar = {"label": "string", "score": "double"}
     card_sentence = "Gives a {text} a number"
     columns: ClassVar = {**TEXTS, "label": Column("number")}
@@ -51,8 +53,13 @@ class Regression(SequenceLevelTask):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Mean squared error, inside of the model or outside."""
+        """Mean squared error, inside of the model or outside; or the user's loss of each row."""
+        if chooses_loss(training):
+            return super().loss(training, labels, train, outside=outside)
         return squared_error if outside else None
+
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits[:, 0], labels
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, a number (float64)."""

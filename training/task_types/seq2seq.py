@@ -30,6 +30,7 @@ from training.evaluation.generated_texts import Generated
 from training.problems import UserError
 from training.recipe.tables.metrics import TEXTS, metrics_for
 from training.task_types.generation import Generation, listed, unset_ineffective
+from training.task_types.targets import HasTargets, chooses_loss
 from training.task_types.task_type import Column, LearnsTokens, TaskType, WritesTargets
 from training.tokenization.features import Features, count_lost, list_column
 
@@ -57,7 +58,7 @@ EXACT = 1e-2
 """The largest tolerance between runs with the same precision."""
 
 
-class Seq2Seq(LearnsTokens, WritesTargets):
+class Seq2Seq(LearnsTokens, HasTargets, WritesTargets):
     """A generated text for each text."""
 
     class Options(Generation, TaskType.Options):
@@ -88,7 +89,7 @@ class Seq2Seq(LearnsTokens, WritesTargets):
     columns: ClassVar = {"source": Column("text"), "target": Column("text", target=True)}
     prediction_type: ClassVar = TEXTS
     metrics: ClassVar = metrics_for(TEXTS)
-    loss_fields: ClassVar[Sequence[str]] = ("loss", "focal_gamma", "label_smoothing_factor")
+    target_form = "tokens"
 
     def position_limits(self) -> dict[str, int]:
         return {name: getattr(self.options, name) for name in ("max_target_length", "max_new_tokens")}
@@ -142,13 +143,15 @@ class Seq2Seq(LearnsTokens, WritesTargets):
         return PadSourceAndTarget(tokenizer, multiple)
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy, focal or the user's loss of each target token."""
-        from training.task_types.losses import classification as losses
+        """Cross entropy inside of the model, or the loss of each target token. Smoothing is outside of it too, because
+        the Trainer would pass no labels to the model."""
+        is_outside = outside or chooses_loss(training)
+        return super().loss(training, labels, train, outside=outside) if is_outside else None
 
-        outside = outside or training.label_smoothing_factor > 0  # then the Trainer passes no labels to the model
-        unweighted = training.model_copy(update={"class_weights": None})
-        of_tokens = losses.make_loss(unweighted, (), np.empty(0, np.int64), outside=outside)
-        return of_tokens and losses.restrict_to_targets(of_tokens)
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        from training.task_types.losses.target_losses import select_targets
+
+        return select_targets(logits, labels)
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED

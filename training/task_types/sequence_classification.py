@@ -34,6 +34,7 @@ from training.task_types.sequence_level import (
     probability_type,
     replace_columns,
 )
+from training.task_types.targets import HasTargets
 from training.task_types.task_type import Column, FittedHead, WholeStep
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ FEWEST_CONTRASTED = 4
 """Rows of an optimizer step of a process, for contrastive training."""
 
 
-class SequenceClassification(LabelProbabilities):
+class SequenceClassification(LabelProbabilities, HasTargets):
     """One label for each row."""
 
     class Options(LabelProbabilities.Options):
@@ -74,7 +75,7 @@ class SequenceClassification(LabelProbabilities):
     columns: ClassVar = {**TEXTS, "label": Column("label")}
     prediction_type: ClassVar = ONE_LABEL
     metrics: ClassVar = metrics_for(ONE_LABEL)
-    loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
+    target_form = "classes"
 
     def options_of(self, stage: str) -> dict[str, Any]:
         """Without the options of contrastive training, except those of a training that is."""
@@ -86,10 +87,10 @@ class SequenceClassification(LabelProbabilities):
         return cast(Self, ContrastiveClassification(self.options.model_dump())) if self.options.contrastive else self
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
-        """Cross entropy, focal or the user's loss, optionally with class weights."""
-        from training.task_types.losses import classification as losses
-
-        return losses.make_loss(training, labels, train.labels, outside=outside)
+        """Cross entropy inside of the model, whose labels the engine smooths; or the loss of each row."""
+        if training.loss == "cross_entropy" and training.class_weights is None and not outside:
+            return None
+        return super().loss(training, labels, train, outside=outside)
 
     def predictions(self, model: PreTrainedModel, outputs: ModelOutput, batch: Batch) -> pa.RecordBatch:
         """`prediction`, the index of a label, and `logits`, a list of L."""

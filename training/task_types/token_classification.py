@@ -40,19 +40,19 @@ from training.evaluation.tagged_words import Tagged
 from training.evaluation.tags import OUTSIDE, find_row_spans, find_spans, flatten, is_iob2, respelt_iob2, type_of
 from training.recipe.tables.metrics import TAGS, metrics_for
 from training.task_types.sequence_level import label_names_config
+from training.task_types.targets import HasTargets
 from training.task_types.task_type import Column, LearnsFromTeacher
 from training.tokenization.features import Features, list_column
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadTags, TokenRows
     from training.evaluation.constant_predictions import Baseline
     from training.evaluation.tagged_words import Tagged
-    from training.recipe import Training
     from training.recipe.column_types import Mask
-    from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoded, Encoder
     from training.tokenization.features import Features
 
@@ -61,7 +61,7 @@ CHOOSING_ROWS = 5_000
 """The number of training rows that choose the best constant tag."""
 
 
-class TokenClassification(LearnsFromTeacher):
+class TokenClassification(LearnsFromTeacher, HasTargets):
     """A tag for each word."""
 
     teacher_outputs = "classes"
@@ -73,7 +73,7 @@ class TokenClassification(LearnsFromTeacher):
     checks: ClassVar = {"uneven_tags": "error", "iob2": "error"}
     prediction_type: ClassVar = TAGS
     metrics: ClassVar = metrics_for(TAGS)
-    loss_fields: ClassVar = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
+    target_form = "classes"
 
     def row_problems(self, rows: pa.RecordBatch) -> Iterator[tuple[str, str, Mask, str]]:
         """Rows with more or fewer tags than words; and, if all tags are of IOB2, rows with an I-X that continues no
@@ -141,15 +141,16 @@ class TokenClassification(LearnsFromTeacher):
 
         return PadTags(tokenizer, multiple)
 
-    def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss:
-        """Cross entropy, focal or the user's loss of the words with a token, optionally with class weights. It is
-        computed outside of the model: the loss inside is NaN for a batch without such words."""
-        from training.task_types.losses import classification as losses
+    def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The words with a token. Their loss is computed outside of the model, where it is NaN for a batch without
+        such words."""
+        from training.task_types.losses.target_losses import select_targets
 
+        return select_targets(logits, labels)
+
+    def label_counts(self, train: TokenRows, size: int) -> tuple[npt.NDArray[np.int64], int]:
         tags, first = (flat_values(train.table[name].combine_chunks()).to_numpy() for name in ("label", "first"))
-        word_loss = losses.make_loss(training, labels, tags[first >= 0], outside=True)
-        assert word_loss is not None
-        return losses.restrict_to_targets(word_loss)
+        return np.bincount(tags[first >= 0], minlength=size), int((first >= 0).sum())
 
     def target_count(self, batch: Batch) -> int:
         from training.batching.batches import IGNORED

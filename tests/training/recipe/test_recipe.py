@@ -362,12 +362,15 @@ def test_metrics_losses_and_slices_are_those_that_fit_the_kind() -> None:
             "training.class_weights": "balanced",
         }
     )
-    idle = "does nothing with task regression: leave it out, or set it to {}."
+    idle = "does nothing with task regression, whose targets are numbers, without classes: leave it out, or set it to "
     choices = f"{', '.join(load_task('regression').metrics)}, or name your class as module:Class."
     assert found == {
-        "training.loss": idle.format("cross_entropy"),
-        "training.label_smoothing_factor": idle.format("0.0"),
-        "training.class_weights": idle.format("null"),
+        "training.loss": (
+            "'focal' is for classes, and the targets of task regression are numbers: leave it out, for the squared "
+            "error, or name your function as module:function."
+        ),
+        "training.label_smoothing_factor": f"{idle}0.0.",
+        "training.class_weights": f"{idle}null.",
         "evaluation.metrics[1]": f"'hamming_loss' does not fit task regression: choose from {choices}",
         "evaluation.slices[0]": (
             "'label' needs one label a row, unlike task regression: choose another slice, such as length_bucket."

@@ -224,6 +224,7 @@ def test_batches_are_padded_as_the_librarys_collator_pads(tmp_path: Path, side: 
 def test_a_batch_without_any_target_costs_nothing_and_is_still_a_number(tmp_path: Path, pieces: Path) -> None:
     rows = tokenized(save_rows(tmp_path / "data"), pieces, tmp_path / "out")
     loss = KIND.loss(Training(), TAGS, rows, outside=False)
+    assert loss is not None
     empty = KIND.collator(load_tokenizer(pieces), 1)([rows[1]])
     logits = torch.randn(1, 2, 5, requires_grad=True)
     loss(logits, empty["labels"]).backward()

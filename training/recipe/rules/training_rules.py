@@ -19,11 +19,22 @@ from training.recipe.tables.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from training.recipe import Training
+    from training.recipe.task_specification import TargetForm
 
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 """The schedules to which transformers' get_scheduler does not pass the warm-up."""
 _LOSSES = ("cross_entropy", "focal")
 _LOSS_FIELDS = ("loss", "focal_gamma", "class_weights", "label_smoothing_factor")
+_NUMBERS = dict.fromkeys(_LOSS_FIELDS[1:], "whose targets are numbers, without classes")
+_IDLE: dict[TargetForm, dict[str, str]] = {
+    "classes": {},
+    "labels": {},
+    "binary": {"class_weights": "whose targets have no names"},
+    "places": {"class_weights": "whose targets are places, without names"},
+    "tokens": {"class_weights": "whose targets are tokens"},
+    "numbers": _NUMBERS,
+}
+"""By `target_form` of a task type, the fields about the loss that do nothing, with the reason."""
 
 
 def _steps(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
@@ -101,11 +112,19 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Fields about the loss apply only to task types whose loss reads them."""
     task_type, fields = task_type_of(written), written.fields("training")
-    for name in _LOSS_FIELDS:
-        value = written[f"training.{name}"]
-        if name not in task_type.loss_fields and value != fields[name].get_default():
+    if (form := task_type.target_form) is not None:
+        idle = _IDLE[form]
+    else:
+        others = [name for name in _LOSS_FIELDS if name not in task_type.loss_fields]
+        idle = dict.fromkeys(others, "which has a loss of its own")
+    for name, reason in idle.items():
+        if written[f"training.{name}"] != fields[name].get_default():
             default = json.dumps(fields[name].get_default()).strip('"')
-            yield f"training.{name}", f"does nothing with task {written['task']}: leave it out, or set it to {default}."
+            message = f"does nothing with task {written['task']}, {reason}: leave it out, or set it to {default}."
+            yield f"training.{name}", message
+    if form == "numbers" and written["training.loss"] == "focal":
+        message = f"'focal' is for classes, and the targets of task {written['task']} are numbers: leave it out, "
+        yield "training.loss", f"{message}for the squared error, or name your function as module:function."
 
 
 def _contrastive(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
