@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: stage 2 shards gradients and optimizer state, stage 3 the weights too.
+"""DeepSpeed's ZeRO: stage 1 shards the optimizer state, stage 2 the gradients too, stage 3 also the weights.
 
 The optimizer and the schedule are the Trainer's, so the recipe's settings mean the same as with other strategies.
 """

@@ -221,6 +221,10 @@ def _memory_at_start(task: Task, sizes: ModelSizes) -> int:
     return resources.used_bytes() + later
 
 
+_WHOLE_MODEL = ("deepspeed-zero1", "deepspeed-zero2")
+"""The strategies besides ddp with which each process holds the whole model."""
+
+
 def _other_memory(task: Task, sizes: ModelSizes) -> float:
     """Memory of a process in addition to the whole weights and one pass over them."""
     import torch
@@ -235,7 +239,7 @@ def _other_memory(task: Task, sizes: ModelSizes) -> float:
     # A share of the weights in full precision and of the optimizer state; gradients in flight; and the gathered weights
     # of the other ranks, at most all.
     share = 0.0 if is_offloaded else (sizes.weights + sizes.optimizer_state) / processes
-    gathered = (strategy != "deepspeed-zero2") * sizes.weights
+    gathered = (strategy not in _WHOLE_MODEL) * sizes.weights
     bucket = min(BUCKET, sizes.weights // BYTES_PER_WEIGHT)
     buffers = ZERO3_BUFFERS * BYTES_PER_WEIGHT * bucket if strategy == "deepspeed-zero3" else 0
     return best_weights + share + sizes.gradients + gathered + buffers

@@ -69,8 +69,8 @@ class Compute(Section):
 
     strategy: Annotated[str, NameIn(STRATEGIES)] = "ddp"
     """The strategy of several processes. ddp: each holds the whole model. fsdp: each holds a share of the model
-    (FSDP2). deepspeed-zero2: each holds the model, and a share of gradients and optimizer state. deepspeed-zero3: each
-    holds a share of the model too."""
+    (FSDP2). deepspeed-zero1: each holds the model, and a share of the optimizer state; deepspeed-zero2: of the
+    gradients too; deepspeed-zero3: a share of the model as well."""
     offload: Annotated[Literal["no", "optimizer", "all"], Word] = "no"
     """The state kept in CPU memory while the GPU does not need it: none, the optimizer state, or the model as well."""
     fsdp_reshard_after_forward: bool = True

@@ -138,7 +138,7 @@ def _find_sharing(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, A
     zero = content.get("zero_optimization")
     if not isinstance(zero, Mapping):
         return
-    if (stage := zero.get("stage")) in (2, 3):
+    if (stage := zero.get("stage")) in (1, 2, 3):
         yield "zero_optimization.stage", stage, "strategy", f"deepspeed-zero{stage}"
     groups = [zero.get(f"offload_{name}") for name in ("optimizer", "param")]
     devices = [group.get("device", "none") if isinstance(group, Mapping) else "none" for group in groups]

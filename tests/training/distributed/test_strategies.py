@@ -118,6 +118,21 @@ def test_one_process_that_is_killed_ends_with_the_same_bytes(world: Path, tmp_pa
     assert_same(killed, whole)
 
 
+@needs_deepspeed
+def test_two_processes_that_share_only_the_optimizers_state_end_with_the_same_bytes_after_a_kill(
+    world: Path, tmp_path: Path
+) -> None:
+    settings = {**EPOCHS, "num_train_epochs": 1, "checkpoint_interval_s": 0.01}
+    whole, killed = (
+        tiny.fit_job(world, tmp_path / name, processes=2, compute={"strategy": "deepspeed-zero1"}, **settings)
+        for name in ("whole", "killed")
+    )
+    assert finish(whole).state == "finished"
+    assert_resumes(killed, whole, after=2, victim=1)
+    newest = max((whole / "checkpoints").glob("checkpoint-*"), key=step_of)
+    assert len([*newest.glob("global_step*/*_optim_states.pt")]) == 2  # a share of each process
+
+
 # ZeRO-2 keeps what ZeRO-3 does, and the whole model besides: the matrix and the drill kill it, too.
 @each("fsdp", "deepspeed-zero3")
 def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
@@ -268,7 +283,7 @@ def test_fsdp_takes_the_layer_of_patches_for_one_module_and_names_a_model_withou
 
 # tests/training/models/test_lora.py has the same test with one process.
 @pytest.mark.drill
-@each("ddp", "fsdp", "deepspeed-zero2", "deepspeed-zero3")
+@each("ddp", "fsdp", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3")
 def test_adapters_shared_by_two_processes_end_with_the_same_bytes_after_a_kill_and_merged_answer_the_same(
     world: Path, tmp_path: Path, strategy: str
 ) -> None:

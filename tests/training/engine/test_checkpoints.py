@@ -199,7 +199,7 @@ def test_a_checkpoint_that_this_home_did_not_write_is_refused(tmp_path: Path, ke
         checkpoints.require_own(folder, key)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed-zero2", "deepspeed-zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed-zero1", "deepspeed-zero2", "deepspeed-zero3"])
 def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
     tmp_path: Path, strategy: str, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

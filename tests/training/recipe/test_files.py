@@ -164,6 +164,14 @@ def test_a_recipe_that_has_been_read_needs_its_files_no_more() -> None:
     assert parse(read.model_dump()) == parse(json.loads(read.model_dump_json())) == read
 
 
+def test_stage_1_of_zero_in_either_file_is_the_strategy_of_that_name() -> None:
+    ds = write("ds.json", {"zero_optimization": {"stage": 1}})
+    for group in ({"zero_stage": 1}, {"deepspeed_config_file": ds}):
+        assert (
+            recipe(accelerate=write("a.yaml", ZERO | {"deepspeed_config": group})).compute.strategy == "deepspeed-zero1"
+        )
+
+
 def test_a_setting_written_twice_must_agree_and_is_reported_with_both_places_and_values() -> None:
     file = write("a.yaml", FSDP)
     assert recipe(accelerate=file, strategy="fsdp", num_processes=2).compute.strategy == "fsdp"
@@ -219,7 +227,7 @@ def test_an_unsupported_setting_of_an_accelerate_file_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"zero_stage": 1}, "zero_stage (compute.strategy)"),
+        ({"zero_stage": 0}, "zero_stage (compute.strategy)"),
         ({"offload_param_device": "nvme"}, "offload_param_device"),
         ({"offload_optimizer_device": "none"}, "offload_param_device"),
         ({"deepspeed_multinode_launcher": "pdsh"}, "deepspeed_multinode_launcher"),

@@ -408,7 +408,7 @@ def test_settings_out_of_scope_are_refused_by_name_with_todays_equivalent(where:
         ("compute.fsdp_reshard_after_forward", "ddp", {"compute.fsdp_reshard_after_forward": False},
          "is for `strategy: fsdp` only; with ddp, leave it out"),
         ("compute.deepspeed", "fsdp", {"compute.deepspeed": {"zero_optimization": {"overlap_comm": False}}},
-         "is for `strategy: deepspeed-zero2` or `deepspeed-zero3` only; with fsdp, leave it out"),
+         "is for `strategy: deepspeed-zero1` or `deepspeed-zero2` or `deepspeed-zero3` only; with fsdp, leave it out"),
         ("compute.deepspeed.zero_optimization.stage", "deepspeed-zero2",
          {"compute.deepspeed": {"zero_optimization": {"stage": 3}}},
          "3 contradicts compute.strategy, which is 'deepspeed-zero2'…leave this out"),
@@ -480,7 +480,12 @@ def test_folds_of_packed_and_of_mixed_rows_are_reported() -> None:
 
 
 def test_a_strategy_with_all_its_options_is_a_recipe() -> None:
-    for strategy, offload in (("fsdp", "all"), ("deepspeed-zero2", "optimizer"), ("deepspeed-zero3", "all")):
+    for strategy, offload in (
+        ("fsdp", "all"),
+        ("deepspeed-zero1", "optimizer"),
+        ("deepspeed-zero2", "optimizer"),
+        ("deepspeed-zero3", "all"),
+    ):
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload})
         parse(PLAIN, {"compute.strategy": strategy, "compute.offload": offload, "compute.num_processes": 1})
     waits = {"offload_optimizer": {"device": "cpu", "pin_memory": True}, "offload_param": {"device": "none"}}

@@ -39,6 +39,7 @@ STRATEGIES: dict[str, Strategy] = {
     "fsdp": Strategy(
         "training.distributed.fsdp", offloads=("all",), fields=("fsdp_reshard_after_forward", "fsdp_wrap")
     ),
+    "deepspeed-zero1": replace(_ZERO, offloads=("optimizer",)),
     "deepspeed-zero2": replace(_ZERO, offloads=("optimizer",)),
     "deepspeed-zero3": replace(_ZERO, offloads=("optimizer", "all")),
 }
