@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -108,6 +109,29 @@ class Doubled(ExactTrainer):
     def compute_loss(self, *given: Any, **named: Any) -> Any:
         found = super().compute_loss(*given, **named)
         return (found[0] * 2, found[1]) if isinstance(found, tuple) else found * 2
+
+
+class OwnEvaluation(ExactTrainer):
+    """Evaluates by a DataLoader of its own."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        batches = self.evaluation_batches(self.eval_dataset)
+        return DataLoader(self.eval_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+
+
+class OtherRows(ExactTrainer):
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        return DataLoader(self.eval_dataset, batch_size=7, collate_fn=self.data_collator)
+
+
+class Fixed(ExactTrainer):
+    """Overrides what it must not."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return super().get_train_dataloader()
+
+    def evaluation_loop(self, *given: Any, **named: Any) -> Any:
+        return super().evaluation_loop(*given, **named)
 
 
 class Lonely(ExactTrainer):

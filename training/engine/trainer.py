@@ -42,6 +42,21 @@ from training.task_types.task_type import WholeStep
 
 LOSS_SUM = "loss_sum.rank{}.json"
 # The progress in a TrainerState, without its settings and the paths of checkpoints.
+_FIXED = {
+    **dict.fromkeys(
+        ("get_train_dataloader", "_get_train_sampler", "get_batch_samples"),
+        "a resumed training has the same rows in the same order; name your collator in training.collator",
+    ),
+    **dict.fromkeys(
+        ("evaluation_loop", "_get_eval_sampler"),
+        "each row counts once over all processes; override get_eval_dataloader, or name metrics in evaluation.metrics",
+    ),
+    **dict.fromkeys(
+        ("_run_epoch", "_load_from_checkpoint", "_load_best_model", "_load_rng_state", "_load_callback_state"),
+        "a resumed training has the state of the killed one; name callbacks in training.callbacks",
+    ),
+}
+"""The methods that a subclass of ExactTrainer must not override, with the reason and what takes their place."""
 _PROGRESS = (
     *("global_step", "epoch", "best_metric", "best_global_step"),
     *("total_flos", "num_input_tokens_seen"),
@@ -72,7 +87,7 @@ def make_trainer(task: Task) -> ExactTrainer:
     """Creates the task's Trainer, of the class that the recipe names. Raises UserError if a name in the recipe is not
     found or not accepted."""
     training = task.training
-    trainer_class = ExactTrainer if training.trainer is None else _FIELD.load(training.trainer)
+    trainer_class = ExactTrainer if training.trainer is None else _load_subclass(training.trainer)
     arguments = {
         "model": task.model,
         "args": training_arguments(task),
@@ -87,6 +102,18 @@ def make_trainer(task: Task) -> ExactTrainer:
     except TypeError as error:
         raise _FIELD.error(f"{training.trainer!r} does not take the arguments of ExactTrainer: {error}.") from error
     return trainer_class(**arguments)
+
+
+def _load_subclass(name: str) -> type[ExactTrainer]:
+    found: type[ExactTrainer] = _FIELD.load(name)
+    reasons: dict[str, list[str]] = {}
+    for method, reason in _FIXED.items():
+        if getattr(found, method) is not getattr(ExactTrainer, method):
+            reasons.setdefault(reason, []).append(method)
+    if reasons:
+        listed = "; ".join(f"{', '.join(methods)} ({reason})" for reason, methods in reasons.items())
+        raise _FIELD.error(f"{name!r} overrides methods that it must leave as they are: {listed}.")
+    return found
 
 
 def training_arguments(task: Task) -> TrainingArguments:
@@ -134,7 +161,8 @@ class ExactTrainer(Trainer):
     `train` writes one and raises Interrupted. Every rank makes a Trainer; rank 0 alone writes events.
 
     A recipe may name a subclass, `training.trainer: module:Class`. A method that it overrides calls super():
-    compute_loss weights the rows, and _save_checkpoint writes complete checkpoints.
+    compute_loss weights the rows, and _save_checkpoint writes complete checkpoints. get_eval_dataloader need not, if
+    its batches have the rows of `evaluation_batches`.
     """
 
     def __init__(self, *, task: Task, **trainer: Any) -> None:
@@ -177,12 +205,13 @@ class ExactTrainer(Trainer):
         self._state_check = state_check.StateCheck(Path(self.args.output_dir).parent, self._batches, self._get_state)
         return self._batches
 
-    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
+    def evaluation_batches(self, rows: TokenRows) -> EvaluationBatches:
+        """The row numbers of this rank's batches of an evaluation: the `batch_sampler` of its DataLoader."""
         world, rank = self.args.world_size, self.args.process_index
-        self._evaluation_batches = EvaluationBatches(
-            eval_dataset.lengths, self.args.eval_batch_size, world=world, rank=rank
-        )
-        return self._evaluation_batches
+        return EvaluationBatches(rows.lengths, self.args.eval_batch_size, world=world, rank=rank)
+
+    def _get_eval_sampler(self, eval_dataset: TokenRows) -> Sampler[list[int]]:
+        return self.evaluation_batches(eval_dataset)
 
     def evaluation_loop(
         self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **named: Any
@@ -192,13 +221,16 @@ class ExactTrainer(Trainer):
         model = self._wrap_model(self.model, training=False)
         self.callback_handler.eval_dataloader = dataloader
 
-        task_type = self._task.task_type
+        task_type, plan = self._task.task_type, self.evaluation_batches(self._task.validation)
+        sizes = map(len, plan)
 
         def predict_batch(batch: Batch) -> tuple[torch.Tensor, int, pa.RecordBatch]:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss, outputs = self.compute_loss(model, dict(inputs), return_outputs=True)
-                return loss, task_type.target_count(inputs), task_type.predictions(self.model, outputs, inputs)
+                predictions = task_type.predictions(self.model, outputs, inputs)
+            self._require_rows(predictions.num_rows, next(sizes, 0))
+            return loss, task_type.target_count(inputs), predictions
 
         def report(done: int) -> None:
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -206,12 +238,22 @@ class ExactTrainer(Trainer):
         model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
-        result = evaluate(dataloader, self._evaluation_batches, predict_batch, report)
+        result = evaluate(dataloader, plan, predict_batch, report)
+        self._require_rows(0, sum(sizes))
         values = {"loss": result.loss}
         if self.is_world_process_zero():
             values |= self._task.metrics(result.predictions)
         figures = {f"{metric_key_prefix}_{name.removeprefix('eval_')}": value for name, value in values.items()}
-        return EvalLoopOutput(None, None, ranks.broadcast(figures), sum(self._evaluation_batches.sizes))
+        return EvalLoopOutput(None, None, ranks.broadcast(figures), sum(plan.sizes))
+
+    def _require_rows(self, given: int, expected: int) -> None:
+        """Raises UserError for a batch of other rows than the evaluation's: a user's DataLoader made it."""
+        if given != expected:
+            message = f"get_eval_dataloader of {self._task.training.trainer!r} gives {given} rows where the evaluation "
+            message += (
+                f"has {expected}: give its DataLoader `batch_sampler=self.evaluation_batches(self.eval_dataset)`."
+            )
+            raise _FIELD.error(message)
 
     def _ends_epoch(self, step: int) -> bool:
         """Whether an epoch, or all of training, ends with this optimizer step."""

@@ -80,6 +80,17 @@ def test_each_of_them_acts(world: Path, undisturbed: Path, tmp_path: Path) -> No
     assert len(seen) == 5
 
 
+def test_a_trainers_own_dataloader_of_evaluations_gives_the_same_figures(world: Path, tmp_path: Path) -> None:
+    quick = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 16}
+    usual, own = (
+        tiny.fit_job(world, tmp_path / name, trainer=trainer, **quick)
+        for name, trainer in {"usual": None, "own": "tests.training.own:OwnEvaluation"}.items()
+    )
+    for job_dir in (usual, own):
+        assert finish(job_dir).state == "finished"
+    assert_same(own, usual)
+
+
 def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
     collate = TrainingCollator(lambda features: {"labels": torch.ones(2)}, lambda features: {"labels": torch.zeros(2)})
     assert collate([{}, {}])["labels"].tolist() == [0, 0]
@@ -92,6 +103,11 @@ def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
         ({"trainer": "tests.training.own:Masked"}, "training.trainer",
          "is the class Masked: it must be a subclass of training.engine.trainer.ExactTrainer."),
         ({"trainer": "tests.training.own:Lonely"}, "training.trainer", "got an unexpected keyword argument 'model'"),
+        ({"trainer": "tests.training.own:Fixed"}, "training.trainer",
+         "get_train_dataloader (a resumed training has the same rows in the same order; name your collator in "
+         "training.collator); evaluation_loop (each row counts once over all processes"),
+        ({"trainer": "tests.training.own:OtherRows"}, "training.trainer",
+         "gives 7 rows where the evaluation has 60: give its DataLoader `batch_sampler=self.evaluation_batches("),
         ({"callbacks": ["tests.training.own:Slow"]}, "training.callbacks[0]", "Did you mean 'Slower'?"),
         ({"callbacks": ["tests.training.own:NeedsMore"]}, "training.callbacks[0]", "created without arguments"),
         ({"collator": "tests.training.own:twice"}, "training.collator", "returned 16 rows for 8"),
