@@ -247,7 +247,7 @@ def test_every_field_of_the_recipe_is_on_its_page_with_type_default_and_descript
     assert not [path for path, kind, _ in entries if "any value" in kind and path not in ANY_VALUE]
 
 
-ANY_VALUE = {"model.config", "options", "training.extra", "compute.deepspeed"}
+ANY_VALUE = {"model.config", "options", "training.extra", "training.lora.settings", "compute.deepspeed"}
 """Fields whose values the libraries define."""
 
 

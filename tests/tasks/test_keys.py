@@ -248,6 +248,8 @@ FIELDS: dict[str, Change | Nothing] = {
     "training.loss": Change("focal", "fit"),
     "training.focal_gamma": Change(1.0, "fit", {"training.loss": "focal"}),
     "training.class_weights": Change("balanced", "fit"),
+    "training.lora.peft_type": Change("IA3", "fit", {"training.lora": {}}),
+    "training.lora.settings": Change({"r": 4}, "fit", {"training.lora": {"peft_type": "VERA"}}),
     "training.lora.r": Change(4, "fit", {"training.lora": {}}),
     "training.lora.lora_alpha": Change(4, "fit", {"training.lora": {}}),
     "training.lora.lora_dropout": Change(0.1, "fit", {"training.lora": {}}),

@@ -106,7 +106,8 @@ def find_differences(
 
 def _describe_adapters(lora: Lora) -> str:
     """The settings that fix the form of the weights; dropout may change."""
-    return ", ".join(f"{name} {value}" for name, value in lora if value and name != "lora_dropout")
+    usual = {"lora_dropout": lora.lora_dropout, "peft_type": "LORA"}
+    return ", ".join(f"{name} {value}" for name, value in lora if value and usual.get(name) != value)
 
 
 def _optimizer_settings(training: Training) -> dict[str, Any]:

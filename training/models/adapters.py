@@ -1,4 +1,4 @@
-"""LoRA adapters by peft: small trained matrices in a model's linear layers, whose own weights are frozen.
+"""Adapters by peft, such as LoRA: small trained weights in a model's linear layers, whose own weights are frozen.
 
 `add` puts them into the model itself. A checkpoint holds only trained weights (`save_trained`), because the base model
 has the others. After training, the adapters are saved in peft's format (`save`) and merged into the base model's
@@ -24,10 +24,11 @@ from training.jobs.user_code import blame_field
 from training.problems import Problem, UserError, collected, nearest
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import PeftConfig
 
     from training.recipe import Lora
 
+VERA = "VERA"
 ADAPTER = "default"
 """peft's name of a model's only adapter."""
 _SETTINGS = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"}
@@ -42,25 +43,65 @@ def add(network: PreTrainedModel, lora: Lora, new_weights: Sequence[str], auto_c
 
     Raises UserError for names that are no layers of the model, and for layers that cannot be merged.
     """
-    from peft import LoraConfig
-
     trained = _fully_trained_layers(network, lora.modules_to_save or (), new_weights)
     lookalikes = _find_lookalikes(network, trained)
     excluded = [name for name, _ in network.named_modules() if _is_within(name, lookalikes)]
     names = _names_of_weights(network)
-    config = LoraConfig(
-        **lora.model_dump(include=_SETTINGS),
-        init_lora_weights=lora.init_lora_weights or True,
-        target_modules=_target_modules(network, lora.target_modules, [*trained, *excluded]),
-        exclude_modules=excluded or None,
-        modules_to_save=trained or None,
-        task_type=_TASK_TYPES.get(auto_class),
-    )
-    set_seed(seed)
+    layers: dict[str, Any] = {
+        "target_modules": _target_modules(network, lora.target_modules, [*trained, *excluded], lora.peft_type),
+        "modules_to_save": trained or None,
+        "task_type": _TASK_TYPES.get(auto_class),
+    }
+    if excluded:
+        _require_exclusion(network, lora, excluded)
+        layers["exclude_modules"] = excluded
     with blame_field("training.lora.target_modules"):
-        network.add_adapter(config, ADAPTER)
+        config = _configuration(network, lora, layers)
+        set_seed(seed)
+        if lora.peft_type == VERA:
+            _inject(network, config)
+        else:
+            network.add_adapter(config, ADAPTER)
     _unwrap(network, lookalikes, trained)
     _require_unshared(network, names)
+
+
+def _configuration(network: PreTrainedModel, lora: Lora, layers: Mapping[str, Any]) -> PeftConfig:
+    """peft's configuration of the adapters. Raises ValueError if peft refuses it."""
+    from peft import LoraConfig, PeftType
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING as KNOWN
+
+    if lora.peft_type == "LORA":
+        own: dict[str, Any] = {"init_lora_weights": lora.init_lora_weights or True, "exclude_modules": None}
+        return LoraConfig(**lora.model_dump(include=_SETTINGS), **own | dict(layers))
+    settings = dict(lora.settings)
+    if lora.peft_type == "IA3" and network.config.model_type not in KNOWN:
+        settings.setdefault("feedforward_modules", [])
+    if lora.peft_type == VERA:
+        settings["save_projection"] = False  # each layer would save the shared matrices again; `save` adds them
+    if lora.peft_type == "OFT" and "r" in settings:
+        settings.setdefault("oft_block_size", 0)  # the one follows from the other
+    config: PeftConfig = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(lora.peft_type)](**settings, **layers)
+    return config
+
+
+def _inject(network: PreTrainedModel, config: PeftConfig) -> None:
+    """Adds adapters that share matrices, as add_adapter adds others. peft refuses these there, because the model alone
+    would not save the matrices."""
+    from peft import PeftType
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+    PEFT_TYPE_TO_TUNER_MAPPING[PeftType(VERA)](network, config, adapter_name=ADAPTER)
+    network._hf_peft_config_loaded = True
+    network.set_adapter(ADAPTER)
+
+
+def _require_exclusion(network: PreTrainedModel, lora: Lora, excluded: Sequence[str]) -> None:
+    """Raises UserError if such adapters cannot leave out the layers."""
+    if lora.peft_type == VERA:
+        message = f"{lora.peft_type!r} would train {excluded[0]} of {type(network).__name__} too, whose name ends like "
+        raise UserError.of("training", "training.lora.peft_type", f"{message}its head's: choose another.")
 
 
 def find_unfit_layers(network: PreTrainedModel, lora: Lora) -> list[Problem]:
@@ -137,17 +178,27 @@ def save(
     those of the network are sharded."""
     from peft import get_peft_model_state_dict
 
-    config: LoraConfig = network.peft_config[ADAPTER]
+    config: PeftConfig = network.peft_config[ADAPTER]
     state = get_peft_model_state_dict(network, weights, ADAPTER, save_embedding_layers=False)
     for layer in _find_lookalikes(base, config.modules_to_save or ()):
         # peft wraps these again when it loads the file, and needs their weights.
         state |= {f"{layer}.{name}": weight for name, weight in base.get_submodule(layer).state_dict().items()}
     out.mkdir(parents=True)
-    tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    projections = _projections(network)
+    state = {f"base_model.model.{name}": tensor for name, tensor in state.items()} | projections
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
-    named = {"base_model_name_or_path": origin.get("path"), "revision": origin.get("revision"), "inference_mode": True}
+    named: dict[str, Any] = {"save_projection": True} if projections else {}
+    named |= {"base_model_name_or_path": origin.get("path"), "revision": origin.get("revision"), "inference_mode": True}
     fields = {name: sorted(v) if isinstance(v, set) else v for name, v in (config.to_dict() | named).items()}
     (out / "adapter_config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _projections(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The matrices that all adapters of VeRA share, under their names in peft's form; empty for other adapters."""
+    layer = next((module for module in network.modules() if getattr(module, "vera_A", None) is not None), None)
+    names = ("vera_A", "vera_B") if layer is not None else ()
+    return {f"base_model.{name}": getattr(layer, name)[ADAPTER] for name in names}
 
 
 def merge(base: PreTrainedModel, adapter: Path) -> PreTrainedModel:
@@ -200,12 +251,14 @@ def _unwrap(network: PreTrainedModel, lookalikes: Sequence[str], trained: Sequen
         raise UserError.of("training", "training.lora.modules_to_save", message)
 
 
-def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str]) -> Any:
+def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str], kind: str = "LORA") -> Any:
     """The recipe's layers; or None if peft has defaults for the model type, else all linear layers."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+    from peft import PeftType
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
     if named is None:
-        return None if network.config.model_type in DEFAULTS else "all-linear"
+        defaults = PEFT_TYPE_TO_TUNER_MAPPING[PeftType(kind)].target_module_mapping
+        return None if network.config.model_type in defaults else "all-linear"
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     free = [name for name in linear if not _is_within(name, trained)]
     for name in [] if isinstance(named, str) else named:

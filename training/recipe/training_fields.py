@@ -20,6 +20,7 @@ from training.recipe.field_types import (
     Text,
     Word,
 )
+from training.recipe.tables.adapters import ADAPTERS, LORA
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.recipe.tables.trackers import TRACKERS
 
@@ -33,9 +34,16 @@ AllOrNames = Annotated[
 
 
 class Lora(Section):
-    """Low-rank adapters, trained instead of the model's own weights. Names, meanings and defaults are those of peft's
-    LoraConfig."""
+    """Adapters, trained instead of the model's own weights. Names, meanings and defaults are those of peft's
+    LoraConfig, and of the configurations of its other kinds."""
 
+    peft_type: Annotated[str, NameIn(ADAPTERS)] = LORA
+    """The kind of the adapters, by peft's name: LORA (low-rank matrices), IA3 (factors of outputs), VERA (factors of
+    shared random matrices), OFT (rotations), LOKR (Kronecker products) or LOHA (Hadamard products). Other kinds than
+    LORA have `settings`, and only target_modules and modules_to_save of the other fields."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Of another kind than LORA: fields of its configuration in peft, such as `{r: 16}`; docs/how-to/adapters.md lists
+    them."""
     r: int = Field(default=8, ge=1)
     """The rank: the inner dimension of the two matrices of an adapter."""
     lora_alpha: int = Field(default=8, ge=1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from training.problems import nearest
 from training.recipe.rules.rule import Rule, WrittenRecipe
+from training.recipe.tables.adapters import ADAPTERS, LORA
 from training.recipe.tables.strategies import STRATEGIES
 
 _RECIPE_FIELDS = {
@@ -29,6 +30,8 @@ _RECIPE_FIELDS = {
     "zero_force_ds_cpu_optimizer": "training.optim",
 }
 """Fields of DeepSpeed's configuration that follow from fields of the recipe."""
+_OF_LORA = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights", "quantization")
+"""Fields of training.lora that other kinds of adapters do not have."""
 _DEEPSPEED_NAME = re.compile(r"""(?m)(?:^    (?=\w+: )|["'])([a-z]\w*)(?=: |["'])""")
 """A field of a DeepSpeed model in its source, or a text such as "wall_clock_breakdown"."""
 
@@ -162,8 +165,31 @@ def _lora(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "release.hub.checkpoints", f"{message} choose checkpoint, all_checkpoints or no."
 
 
+def _adapters(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    """Fields and settings belong to a kind of adapters."""
+    if written["training.lora"] is None:
+        return
+    kind, settings = written["training.lora.peft_type"], written["training.lora.settings"]
+    known = ADAPTERS[kind]
+    for name in () if kind == LORA else _OF_LORA:
+        if written[f"training.lora.{name}"] != written.fields("training.lora")[name].get_default():
+            advice = "set it in training.lora.settings" if name in known else "leave it out"
+            yield f"training.lora.{name}", f"is for `peft_type: LORA` only; with {kind}, {advice}."
+    for name, value in settings.items():
+        where = f"training.lora.settings.{name}"
+        if kind == LORA:
+            yield where, "is for another peft_type than LORA, whose settings are fields of training.lora: leave it out."
+        elif name not in known:
+            yield where, f"{kind} has no such setting: choose from {', '.join(known)}.{nearest(name, known)}"
+        elif problem := known[name].problem(value):
+            yield where, problem
+    if kind == "OFT" and settings.get("r") and settings.get("oft_block_size"):
+        message = "follows from settings.r and the size of a layer: leave one of both out."
+        yield "training.lora.settings.oft_block_size", message
+
+
 def _list_replicating() -> str:
     return " or ".join(name for name, strategy in STRATEGIES.items() if strategy.replicates)
 
 
-COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _cluster, _offload, _deepspeed, _lora)
+COMPUTE_RULES: tuple[Rule, ...] = (_strategy, _machines, _cluster, _offload, _deepspeed, _lora, _adapters)
