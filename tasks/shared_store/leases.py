@@ -114,7 +114,8 @@ class Leases:
             time.sleep(self._poll_s)
 
     def is_held(self, stage: str, key: str) -> bool:
-        """Whether no other machine can have taken the lease over by now."""
+        """Whether this process has written the lease too recently for others to find it stale by now. One that found it
+        stale before may remove it still: see above."""
         name = _name(stage, key)
         return name in self._held and time.monotonic() - self._beaten[name] < self._stale_s / 2
 

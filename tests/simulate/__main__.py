@@ -1,9 +1,10 @@
 """A world in a bottle: the code of stores, locks, leases and ledgers against a simulated clock, disk, bucket and
 scheduler.
 
-    python -m tests.simulate [--seeds 1000] [--seed N [--steps]] [--scene NAME ...] [--mutations]
+    python -m tests.simulate [--seeds 1000] [--seed N [--steps]] [--scene NAME ...] [--digests [--alone]] [--mutations]
 
-`--seed` plays one seed, and prints its steps if it breaks a promise: the same ones each time. `--mutations` plants one
+`--seed` plays one seed, and prints its steps if it breaks a promise: the same ones each time. `--digests` prints a
+digest of each seed's steps; with `--alone`, a process of its own plays each seed. `--mutations` plants one
 mistake after the other, and reports after how many seeds and seconds it is found. The exit status is 1 if a promise was
 broken, or a planted mistake was not found.
 """
@@ -37,6 +38,8 @@ def main() -> int:
         return _replay(options.scene, options.seed, options.steps)
     if options.mutations:
         return _plant(options.only)
+    if options.digests:
+        return _list_digests(options.scene, options.first, options.seeds, options.alone)
     return _play(options.scene, options.first, options.seeds)
 
 
@@ -46,6 +49,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="play this one, and print its steps if it breaks a promise")
     parser.add_argument("--steps", action="store_true", help="print the steps of --seed in any case")
+    parser.add_argument("--digests", action="store_true", help="print the digest of each seed's steps")
+    parser.add_argument("--alone", action="store_true", help="with --digests: each seed in a process of its own")
     parser.add_argument("--mutations", action="store_true", help="plant mistakes, and find each")
     parser.add_argument("--only", default="", help="the mistakes with this text in their names")
     parser.add_argument("--scene", nargs="+", choices=SCENES, default=[*SCENES])
@@ -64,6 +69,19 @@ def _replay(scenes: list[str], seed: int, shows_steps: bool) -> int:
             traceback.print_exception(world.violation)
         print(f"{scene}: seed {seed}, {world.steps} steps: {world.violation or 'no promise was broken'}")
     return int(failed)
+
+
+def _list_digests(scenes: list[str], first: int, seeds: int, alone: bool) -> int:
+    for scene in scenes:
+        for seed in range(first, first + seeds):
+            if alone and (child := os.fork()):
+                if os.waitpid(child, 0)[1]:
+                    return 1
+                continue
+            print(f"{scene}: seed {seed}: {play_seed(scene, seed).digest}", flush=True)
+            if alone:
+                os._exit(0)
+    return 0
 
 
 def _play(scenes: list[str], first: int, seeds: int) -> int:

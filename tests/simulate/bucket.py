@@ -33,6 +33,8 @@ class ObjectStore:
     objects: dict[str, tuple[bytes, float]] = field(default_factory=dict)
     on_write: Callable[[str, bytes, bool], None] = lambda name, content, created: None
     """Called when a write takes effect, before the object changes."""
+    on_change: Callable[[], None] = lambda: None
+    """Called after a write or a removal."""
 
     # --- what the store does at one instant ---
 
@@ -42,6 +44,7 @@ class ObjectStore:
             raise AlreadyExistsError(f"Object at location {name} already exists")
         self.on_write(name, content, create)
         self.objects[name] = (content, self.world.now)
+        self.on_change()
 
     def get(self, name: str) -> tuple[bytes, float]:
         """The object. Raises FileNotFoundError, as obstore does."""
@@ -52,6 +55,7 @@ class ObjectStore:
     def delete(self, name: str) -> None:
         """Removes an object, which may be absent."""
         self.objects.pop(name, None)
+        self.on_change()
 
     # --- a client's request ---
 

@@ -74,6 +74,8 @@ class Disk:
         self._synced = 0
         self.digests: Any = None
         """The database of digests, which is not synced."""
+        self.on_names: Callable[[str], None] = lambda path: None
+        """Called with a path that was renamed to or removed."""
 
     def _now_ns(self) -> int:
         return int(self._world.now * 1e9) // TICK_NS * TICK_NS
@@ -130,6 +132,7 @@ class Disk:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._drop(above, name)
         self._log((above,), lambda: self._put(above, name, node))
+        self.on_names(path)
 
     def rename(self, source: str, target: str) -> None:
         """Moves a file or folder; replaces a file, or an empty folder."""
@@ -157,6 +160,7 @@ class Disk:
                 self._put(to_above, to_name, replaced)
 
         self._log((above, to_above), undo)
+        self.on_names(target)
 
     def _put(self, folder: Node, name: str, node: Node) -> None:
         folder.children[name] = node
@@ -256,6 +260,11 @@ def _torn(node: Node, random: Random) -> bytes:
     pages = [bytes(node.data[start : start + PAGE]) for start in range(kept, len(node.data), PAGE)]
     rest = (page if random.random() < 0.5 else bytes(len(page)) for page in pages)
     return bytes(node.data[:kept]) + b"".join(rest)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a full disk caused an error, as messages of the product and of libraries say it."""
+    return "o space left" in str(error) or "is full" in str(error) or getattr(error, "errno", 0) == errno.ENOSPC
 
 
 def _parts(path: str, root: str) -> list[str]:

@@ -13,6 +13,8 @@ from unittest import mock
 
 from tasks import locks
 from tasks.cache import executor, garbage_collection, store
+from tasks.hub import checkpoint_uploads
+from tasks.prediction import output
 from tasks.registry import promotions
 from tasks.shared_store import bucket_remote, leases, shared_artifacts
 from tasks.shared_store.bucket import Bucket, BucketError
@@ -20,6 +22,8 @@ from tasks.shared_store.leases import Leases
 from tasks.shared_store.shared_artifacts import SharedStore
 from tasks.tracking import outbox, tracker
 from tasks.tracking.outbox import Outbox
+from training.data.prediction_files import Writer
+from training.engine import checkpoints
 from training.jobs import protocol
 
 
@@ -182,6 +186,68 @@ def _trim_unmarked(self: Outbox) -> None:
 _trim = Outbox.trim
 
 
+def _close_without_fsync(self: Writer, *error: object) -> None:
+    with mock.patch.object(os, "fsync", lambda descriptor: None):
+        _close(self, *error)
+
+
+_close = Writer.__exit__
+
+
+def _rename_only(self: Any, staged: Path, name: str) -> None:
+    os.replace(staged, self._folder / name)
+
+
+def _manifest_unsynced(self: Any, counts: Any) -> None:
+    with mock.patch.object(output, "fsync", lambda path: protocol.fsync(path) if path.is_dir() else None):
+        _finish(self, counts)
+
+
+_finish = output._Folder.finish
+
+
+def _write_in_place(final: Path, needs: Any = (), environment: Any = ()) -> AbstractContextManager[Path]:
+    """Writes a checkpoint under its name."""
+
+    @contextlib.contextmanager
+    def writing() -> Iterator[Path]:
+        final.mkdir(parents=True)
+        yield final
+        checkpoints._write_manifest(final, needs, dict(environment))
+
+    return writing()
+
+
+def _rotate_newest(folder: Path, newest: int = 2) -> None:
+    """Removes what the newest checkpoints need."""
+    for old in sorted(checkpoints._checkpoints(folder), key=checkpoints.step_of)[:-newest]:
+        checkpoints._move_to_outgoing(old) or checkpoints._remove(old)
+
+
+def _rotate_all(folder: Path, newest: int = 2) -> None:
+    _rotate(folder, 1)
+
+
+_rotate = checkpoints.rotate
+
+
+def _delete_unsent(checkpoint: Path) -> bool:
+    return False
+
+
+def _mark_first(self: Any) -> None:
+    """Marks checkpoints as sent before they are."""
+    for checkpoint in self._find_new():
+        checkpoints.mark_sent(self._folder, checkpoint.name) if self._all else None
+        if self._link_aside(checkpoint):
+            self._push(checkpoint.name)
+        self.pushed.add(checkpoint.name)
+
+
+def _is_held_without_beats(self: Leases, stage: str, key: str) -> bool:
+    return f"leases/{stage}/{key}.json" in self._held
+
+
 MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "files of an artifact are not synced": (
         "stores",
@@ -242,5 +308,45 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "an outbox is trimmed without its offset": ("outboxes", _replaced(Outbox, "trim", _trim_unmarked)),
     "a torn line is not ended": ("outboxes", _replaced(Outbox, "_close_torn_line", lambda self: None)),
     "a home is cleaned while it is used": ("stores", _replaced(garbage_collection, "_no_run", _nothing)),
+    "a lease counts as held without beats": ("turns", _replaced(Leases, "is_held", _is_held_without_beats)),
+    "parts of an output are not synced": ("outputs", _replaced(Writer, "__exit__", _close_without_fsync)),
+    "names of an output are not synced": ("outputs", _replaced(output._LocalFolder, "publish", _rename_only)),
+    "the manifest of an output is not synced": ("outputs", _replaced(output._Folder, "finish", _manifest_unsynced)),
+    "a manifest stays while parts change": (
+        "outputs",
+        _replaced(output._Folder, "_begin_changes", lambda self: None),
+    ),
+    "a part is written under its name": (
+        "outputs",
+        _replaced(output._LocalFolder, "staged", lambda self, name: self._folder / name),
+    ),
+    "an output is not locked": ("outputs", _replaced(output, "exclusive_lock", _granted)),
+    "files of a checkpoint are not synced": (
+        "checkpoints",
+        _replaced(checkpoints, "fsync", _fsync_only(lambda path: path.is_dir() or path.name == checkpoints.MANIFEST)),
+    ),
+    "the manifest of a checkpoint is not synced": (
+        "checkpoints",
+        _replaced(checkpoints, "fsync", _fsync_only(lambda path: path.name != checkpoints.MANIFEST)),
+    ),
+    "names of checkpoints are not synced": (
+        "checkpoints",
+        _replaced(checkpoints, "fsync", _fsync_only(lambda path: not path.is_dir())),
+    ),
+    "a checkpoint is written under its name": ("checkpoints", _replaced(checkpoints, "write", _write_in_place)),
+    "a checkpoint is not verified": (
+        "checkpoints",
+        _replaced(checkpoints, "find_damage", lambda checkpoint, with_needed=True: None),
+    ),
+    "the best checkpoint is removed": ("checkpoints", _replaced(checkpoints, "rotate", _rotate_newest)),
+    "one checkpoint is kept": ("checkpoints", _replaced(checkpoints, "rotate", _rotate_all)),
+    "checkpoints are removed before they are sent": (
+        "checkpoints",
+        _replaced(checkpoints, "_move_to_outgoing", _delete_unsent),
+    ),
+    "checkpoints are marked before they are sent": (
+        "checkpoints",
+        _replaced(checkpoint_uploads.CheckpointPusher, "push_new", _mark_first),
+    ),
 }
 """By name: the scene that finds it, and the replacement."""

@@ -15,7 +15,6 @@ bucket. Promises, checked while the seed runs and after a last power loss of eve
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from tasks.shared_store.leases import Leases
 from tasks.shared_store.maintenance import make_plan, read_content, remove
 from tasks.shared_store.shared_artifacts import manifest_name, parse_manifest
 from tests.simulate.bucket import ObjectStore, as_obstore
-from tests.simulate.disk import Node
+from tests.simulate.disk import Node, is_full
 from tests.simulate.world import START_S, Machine, World
 from training.problems import UserError
 
@@ -44,7 +43,6 @@ STAGES = ("fit", "predict")
 GRACE = timedelta(seconds=100)
 
 
-@functools.cache
 def _bucket() -> Bucket:
     return Bucket("s3://simulated")
 
@@ -113,7 +111,7 @@ class Stores:
             try:
                 program(machine)
             except (UserError, OSError) as error:
-                if not _is_full_disk(error):
+                if not is_full(error):
                     raise
                 self.world.count("ended by a full disk")
 
@@ -303,10 +301,6 @@ class Stores:
                 )
             if file.path in PATHS and objects[file.object][0] != content_of(stage, key, file.path, variant):
                 raise self.world.broken(f"{file.path} of {stage} {key[:4]} has other bytes in the bucket")
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    return "o space left" in str(error) or "is full" in str(error) or getattr(error, "errno", 0) == errno.ENOSPC
 
 
 def play(world: World) -> None:

@@ -24,19 +24,22 @@ import secrets
 import socket
 import sqlite3
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from tasks import home
 from tests.simulate.disk import Disk, Node, OpenFile
 from tests.simulate.threads import Condition, Lock, Pool, Thread, Timer
-from tests.simulate.world import Killed, World, is_simulated, process, world
+from tests.simulate.world import Killed, OfProcess, World, is_simulated, process, world
 
 ROOT = "/simulated"
 FIRST_DESCRIPTOR = 1_000_000
 """Smaller numbers are files of the system."""
+OPEN_FILES = "/proc/self/fd/"
 REAL = {name: getattr(os, name) for name in dir(os)}
 _next_descriptor = [FIRST_DESCRIPTOR]
 
@@ -51,6 +54,8 @@ def _place(path: Any, dir_fd: int | None = None) -> str | None:
     text = path if isinstance(path, str) else os.fspath(path)
     if isinstance(text, bytes):
         return None
+    if text.startswith(OPEN_FILES) and int(text[len(OPEN_FILES) :]) >= FIRST_DESCRIPTOR:
+        return process().files[int(text[len(OPEN_FILES) :])].path
     if dir_fd is not None and dir_fd >= FIRST_DESCRIPTOR and not text.startswith("/"):
         return f"{process().files[dir_fd].path}/{text}"
     return text if text.startswith(ROOT) else None
@@ -417,6 +422,11 @@ def _sleep(seconds: float) -> None:
     world().sleep(seconds)
 
 
+def _temporary_names() -> Iterator[str]:
+    while True:
+        yield world().random.randbytes(4).hex()
+
+
 class Memory:
     """The database of digests of a machine: its connections share one, which a power loss empties."""
 
@@ -505,7 +515,17 @@ def replaced() -> Iterator[None]:
         ),
         mock.patch.object(random, "uniform", _by_thread(random.uniform, lambda a, b: world().random.uniform(a, b))),
         mock.patch.object(sqlite3, "connect", _connect),
+        mock.patch.object(
+            tempfile, "gettempdir", _by_thread(tempfile.gettempdir, lambda: process().machine.disk.root_path)
+        ),
+        mock.patch.object(
+            tempfile,
+            "_get_candidate_names",
+            _by_thread(tempfile._get_candidate_names, _temporary_names),  # type: ignore[attr-defined]
+        ),
+        mock.patch.object(home, "_marked", OfProcess("tasks.home._marked", set)),
     ]
+    _next_descriptor[0] = FIRST_DESCRIPTOR
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)

@@ -4,12 +4,16 @@ Promises:
 
 - One process at a time holds the lock, also if one waits for a lock file that its holder removes.
 - Without faults, one machine at a time holds the lease, however long it works.
+- A process takes a lease for its own (`is_held`) for at most STALE_S / 2 after it was written in its name. It may be
+  another's before that: a waiter that found it stale removes it without a condition, as `tasks/shared_store/leases.py`
+  says.
 - Every process ends.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass, field
 
 from tasks.home import home
@@ -31,11 +35,13 @@ class Turns:
     """The process that holds the lock."""
     holders: list[Process] = field(default_factory=list)
     """The processes that have got the lease and have not ended it."""
+    written: dict[str, float] = field(default_factory=dict)
+    """The time of the last write of a lease in the name of each owner."""
 
     def __post_init__(self) -> None:
         world, draw = self.world, self.world.random
         world.faults.full_disk = 0.0  # no file is written
-        self.objects = ObjectStore(world, on_write=lambda name, content, created: None)
+        self.objects = ObjectStore(world, on_write=self._note_owner)
         if draw.random() < 0.3:
             world.faults.budget, world.faults.network_s = 0, 0.0
         self.is_calm = not world.faults.budget and not world.faults.network_s
@@ -64,6 +70,9 @@ class Turns:
             world.count("locks held")
             locks.release_lock(LOCK, "holder")
 
+    def _note_owner(self, name: str, content: bytes, created: bool) -> None:
+        self.written[json.loads(content)["owner"]] = self.world.now
+
     def _lease(self) -> None:
         world, bucket = self.world, Bucket("s3://simulated")
         for _ in range(world.random.choice((1, 2))):
@@ -76,7 +85,11 @@ class Turns:
             if self.is_calm and (others := [other.name for other in self.holders if other.is_alive]):
                 raise world.broken(f"{process.name} and {others[0]} hold the lease, and there is no fault")
             self.holders.append(process)
-            world.sleep(world.random.uniform(0, self.work_s))
+            ends = world.now + world.random.uniform(0, self.work_s)
+            while world.now < ends:
+                world.sleep(1.0)
+                if leases.is_held(STAGE, KEY) and world.now >= self.written[leases.owner] + STALE_S / 2:
+                    raise world.broken(f"{process.name} takes a lease for its own that it has not written for long")
             self.holders.remove(process)
             world.count("leases held")
             leases.release(STAGE, KEY)

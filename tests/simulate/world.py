@@ -8,6 +8,7 @@ seed always gives the same steps.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -104,6 +105,8 @@ class Process:
     number: int
     tasks: list[Task] = field(default_factory=list)
     files: dict[int, OpenFile] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Its values of variables of modules, by name: see `OfProcess`."""
     is_alive: bool = True
     suspended_until: float = 0.0
 
@@ -147,6 +150,7 @@ class World:
         self.now, self.steps = START_S, 0
         self.machines: dict[str, Machine] = {}
         self.trace: list[tuple[float, str, str]] | None = [] if trace else None
+        self._digest = hashlib.blake2b(digest_size=8)
         self.violation: Violation | None = None
         self.counts: dict[str, int] = {}
         self.hub = getcurrent()
@@ -349,9 +353,15 @@ class World:
     # --- records ---
 
     def note(self, who: str, what: str) -> None:
-        """Adds a line to the trace."""
+        """Adds a line to the log of steps."""
+        self._digest.update(f"{self.now} {who} {what}\n".encode())
         if self.trace is not None:
             self.trace.append((self.now - START_S, who, what))
+
+    @property
+    def digest(self) -> str:
+        """Of the log of steps: the same each time that the seed is played."""
+        return self._digest.hexdigest()
 
     def count(self, name: str) -> None:
         """Counts an event for the report."""
@@ -372,6 +382,23 @@ class World:
 def process() -> Process:
     """The simulated process that runs now."""
     return getcurrent().process  # type: ignore[attr-defined]
+
+
+class OfProcess:
+    """A variable of a module, a set or a dictionary, in place of the module's: each simulated process has its own, and
+    begins with an empty one."""
+
+    def __init__(self, name: str, kind: Callable[[], Any]) -> None:
+        self._name, self._kind = name, kind
+
+    def _value(self) -> Any:
+        return process().variables.setdefault(self._name, self._kind())
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._value()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._value(), name)
 
 
 def is_simulated() -> bool:
