@@ -206,7 +206,7 @@ def _cast(name: str, column: pa.Array, wanted: SourceColumns, block: Block) -> t
         description = f"holds a number beyond ±{LARGEST_NUMBER:.3g}, the range of 32-bit floats, in column {name!r}"
         places = pc.indices_nonzero(pc.greater(pc.abs(cast), LARGEST_NUMBER)).to_pylist()
         beyond = {place: ("type", description, f": {_format_value(column[place])}") for place in places}
-    if wanted.form_of(name) == "boolean" and not pa.types.is_boolean(values.type):  # Arrow takes any number for true
+    if to == pa.bool_() and not pa.types.is_boolean(values.type):  # Arrow takes any number for true
         spelt = pc.utf8_lower(values.cast(pa.float64(), safe=False).cast(pa.string()) if _is_number(values) else values)
         known = pc.is_in(spelt, value_set=pa.array([*BOOLEANS]))
         invalid = sorted({*invalid, *pc.indices_nonzero(pc.and_(values.is_valid(), pc.invert(known))).to_pylist()})

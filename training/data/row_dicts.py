@@ -222,15 +222,17 @@ def _cast(number: int, name: str, value: Any, wanted: SourceColumns) -> Any:
     else:
         is_valid = isinstance(value, bool | str | int | float)
         is_valid = is_valid and (to != "int64" or not isinstance(value, float) or value.is_integer())
-    if wanted.form_of(name) == "boolean" and value not in (True, False) and not isinstance(value, str):
-        is_valid = False
+        is_valid = is_valid and (to != "bool" or value in (True, False))
     try:
         if is_valid and to == "bool" and isinstance(value, str):
             return BOOLEANS[value.lower()]
         if is_valid and to == "string" and isinstance(value, bool):
             return str(value).lower()
         if is_valid and (to != "int64" or abs(int(value)) < MAX_INTEGER):
-            return CASTS[to](value)
+            cast = CASTS[to](value)
+            # A column of numbers is rounded, because a model computes with 32 bits.
+            if to != "float64" or not isinstance(value, int) or cast == value or name not in wanted.data.cast:
+                return cast
     except (ValueError, KeyError, OverflowError):
         pass
     return RowProblem(
