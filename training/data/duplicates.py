@@ -233,6 +233,10 @@ class DuplicateTexts(HashedRows):
             return prompts * _ODD[0] + low * _ODD[1] + high, (answers[0] == low).astype(np.int32)
         return None
 
+    @property
+    def has_images(self) -> bool:
+        return any(column.form == "image" for column in self._inputs)
+
     def inputs_of(self, split: str) -> Iterator[tuple[Any, ...]]:
         """Yields the inputs of each row of a split, in order."""
         for batch in _read_blocks(self._folder / split):

@@ -46,7 +46,7 @@ class Examined:
     """What is known of a stored image without its pixels."""
 
     pixels: str = ""
-    """A digest of its size and pixels, hex."""
+    """By digest_of_pixels."""
     check: str = ""
     """The check by which it cannot be used."""
     problem: str = ""
@@ -82,8 +82,12 @@ def _examine(image: str) -> Examined:
         pixels, changes = _open(base64.b64decode(image))
     except UnusableImage as error:
         return Examined(check=error.check, problem=error.problem)
-    digest = hashlib.blake2b(f"{pixels.size}".encode() + pixels.tobytes(), digest_size=16)
-    return Examined(pixels=digest.hexdigest(), changes=changes)
+    return Examined(pixels=digest_of_pixels(pixels), changes=changes)
+
+
+def digest_of_pixels(image: Image) -> str:
+    """A digest of an image's size and pixels, hex."""
+    return hashlib.blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
 
 
 def open_image(image: str) -> Image:

@@ -135,7 +135,7 @@ def load(
     wanted = [
         SourceColumns(one, task_type, tuple(evaluated), folder) for one, folder in zip(data.sets, folders, strict=True)
     ]
-    if level_of("near_duplicates", wanted[0]) != "ignore":
+    if level_of("near_duplicates", wanted[0]) != "ignore" and not task_type.reads_images():
         require_package()
     with user_code_errors(task_type), TemporaryDirectory(dir=out, prefix=".as-written-") as folder:
         decided = Corrections.read(corrections, wanted[0]) if corrections else None

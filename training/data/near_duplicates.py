@@ -42,9 +42,8 @@ class NearDuplicates:
     count: int
     rows: tuple[NamedRow, NamedRow]
     """The later row, and the earlier one."""
-    texts: tuple[str, str]
-    similarity: float
-    """The Jaccard index of their shingles."""
+    alike: str
+    """How much they are alike, in words."""
 
 
 def require_package() -> None:
@@ -90,7 +89,7 @@ def find_near_duplicates(rows: DuplicateTexts, earlier: str, later: str) -> Near
     other_position, similarity = found[first]
     places = rows.place(later, first), rows.place(earlier, other_position)
     shown = shorten(texts[first]), shorten(_text_at(rows, earlier, other_position))
-    return NearDuplicates(len(near), places, shown, similarity)
+    return NearDuplicates(len(near), places, f"{similarity:.0%} alike: {shown[0]} and {shown[1]}")
 
 
 def find_like(texts: Sequence[str], others: Iterable[str]) -> npt.NDArray[np.bool_]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from training.data.casting import TaskColumns, Values, to_batch
 from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
 from training.data.near_duplicates import find_like
+from training.data.near_images import find_like_images
 from training.data.prediction_rows import RowReader
 from training.jobs.protocol import Result
 from training.problems import UserError
@@ -76,7 +77,10 @@ def load_unlabelled(
         own.add(plain)
         kept.append(row)
     if compares_nearly and kept and evaluated:
-        like = find_like([_plain(row) for row in kept], others)
+        if task_type.reads_images():
+            like = find_like_images(*((image for (image,) in rows) for rows in (kept, evaluated)))
+        else:
+            like = find_like([_plain(row) for row in kept], others)
         counts["near"] = int(like.sum())
         kept = [row for row, is_like in zip(kept, like.tolist(), strict=True) if not is_like]
     if not kept:

@@ -18,7 +18,7 @@ OF_TEXTS = {
 }
 """Fields that images do not have, each with the reason."""
 JITTERED = ("brightness", "contrast", "saturation", "hue")
-CHECKS_OF_TEXTS = ("near_duplicates", "truncated", "refused_by_template", "garbled_text", "long_text")
+CHECKS_OF_TEXTS = ("truncated", "refused_by_template", "garbled_text", "long_text")
 
 
 def _of_texts(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
