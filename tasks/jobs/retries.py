@@ -42,6 +42,7 @@ from training.jobs.protocol import (
 RETRIED = ("interrupted", "lost_rank", "stalled", "not_started")
 """Failures after which the program is started again, from its last checkpoint."""
 TRIES = 3
+"""Starts of a program that gets no further: a newer checkpoint allows as many again."""
 DEFAULT_STALL_TIMEOUT_S = 600.0
 
 
@@ -120,7 +121,7 @@ def run_child(
             work.on_events([{"kind": "note", "message": note}])
     values = settings.model_dump(mode="json") if isinstance(settings, Settings) else dict(settings)
     places = {name: str(path) for name, path in inputs.items()}
-    events, tries = EventReader(job / EVENTS, work.on_events), TRIES
+    events, tries, reached = EventReader(job / EVENTS, work.on_events), TRIES, _newest_step(job)
     while True:
         if batches:
             values["micro_batch_divisor"] = batches.divisor
@@ -130,6 +131,8 @@ def run_child(
         outcome = run_job(job, argv, env=env or {}, events=events, stall_timeout_s=stall_timeout_s, runner=runner)
         if (failure := outcome.failure) is None:
             break
+        if (step := _newest_step(job)) > reached:
+            tries, reached = TRIES, step
         tries -= failure.kind in RETRIED
         work.on_events([prepare_next_try(outcome, failure, tries, batches)])
         work.state = "resumed"
@@ -137,6 +140,12 @@ def run_child(
         batches.save()
     _link_output(job, work.out)
     return outcome.result
+
+
+def _newest_step(job: Path) -> int:
+    """The steps that the job's newest whole checkpoint has, on this machine; 0 without one."""
+    manifests = (job / CHECKPOINTS).glob("checkpoint-*/manifest.json")
+    return max((int(manifest.parent.name.rpartition("-")[2]) for manifest in manifests), default=0)
 
 
 def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> Message:

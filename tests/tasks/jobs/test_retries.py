@@ -119,6 +119,30 @@ def test_a_program_that_is_killed_again_and_again_is_given_up(work: Work, tmp_pa
     assert kinds(work).count("started") == TRIES and list(work.out.iterdir()) == []
 
 
+FURTHER = """
+step = len([*(job_dir / "checkpoints").glob("*")]) + 1
+if step <= {steps}:
+    folder = job_dir / "checkpoints" / f"checkpoint-{{step}}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+elif step > {ends}:
+    return {{}}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Each start is killed a step further, up to `steps`, and then ends if these are more than `ends`."""
+
+
+def test_a_training_that_is_killed_is_resumed_as_long_as_each_try_gets_further(work: Work, tmp_path: Path) -> None:
+    assert run(work, tmp_path, FURTHER.format(steps=3 * TRIES, ends=3 * TRIES)) == {}
+    assert kinds(work).count("started") == 3 * TRIES + 1
+
+
+def test_one_that_gets_no_further_than_before_is_given_up(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(JobFailed):
+        run(work, tmp_path, FURTHER.format(steps=2, ends=99))
+    assert kinds(work).count("started") == 2 + TRIES - 1
+
+
 def test_the_users_mistakes_are_raised_with_all_their_problems_and_not_tried_again(work: Work, tmp_path: Path) -> None:
     mistakes = "raise UserError([Problem(kind='data', where=w, message='m') for w in ('row 1', 'row 2')])"
     assert [problem.where for problem in raised_problems(run, work, tmp_path, mistakes)] == ["row 1", "row 2"]
