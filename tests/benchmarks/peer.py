@@ -73,7 +73,7 @@ def _percentages(runs: Sequence[Mapping[str, Any]]) -> str:
 def _ours(subject: Subject, seed: int) -> dict[str, Any]:
     recipe = {
         "name": "peer",
-        "kind": KIND,
+        "task": KIND,
         "data": {"source": "parquet", "path": str(subject.data.resolve()), "text": ["text"], "label": "label"},
         "model": {"source": "folder", "path": str(subject.base["model"].resolve())},
         "tokens": {"max_length": MAX_TOKENS},
