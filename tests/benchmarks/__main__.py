@@ -28,6 +28,7 @@ from tests.benchmarks import (
     example_memory,
     exports,
     few_labels,
+    goodput,
     images,
     kill,
     nights,
@@ -70,6 +71,7 @@ BENCHMARKS: dict[str, Callable[[Subject], list[Row]]] = {
     "serve": serve.measure,
     "sweep": sweep.measure,
     "nights": nights.measure,
+    "goodput": goodput.measure,
     "teacher": teacher.measure,
     "task-types": task_types.measure,
     "few-labels": few_labels.measure,
@@ -87,6 +89,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="for embeddings (default: 100,000)")
     parser.add_argument("--images", type=int, default=2_000, metavar="N", help="for images (default: 2,000)")
     parser.add_argument("--nights", type=int, default=20, metavar="N", help="for nights (default: 20)")
+    parser.add_argument("--minutes", type=float, default=3.0, metavar="N", help="of each goodput (default: 3)")
     options = parser.parse_args()
     if options.peer and not (options.model and options.data):
         parser.error("--peer trains --model on --data: name both")
@@ -97,7 +100,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:
         _isolate(Path(folder))
         given = (options.model, options.data, options.peer, options.sets)
-        subject = Subject(Path(folder), *given, options.documents, options.images, options.nights)
+        sizes = (options.documents, options.images, options.nights, options.minutes)
+        subject = Subject(Path(folder), *given, *sizes)
         for name in options.only:
             began = time.monotonic()
             print(f"{name} …", end=" ", file=sys.stderr, flush=True)

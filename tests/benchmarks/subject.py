@@ -44,7 +44,8 @@ class Subject:
 
     `folder` is for everything that is written. `own_model` (a model folder), `own_data` (a folder of
     SPLIT.parquet with columns text and label), `peer` (a script to compare with), `sets` (folders of rows that recipes
-    name), `documents`, `images` and `nights` (how many are embedded, processed and played) are the user's.
+    name), `documents`, `images` and `nights` (how many are embedded, processed and played) and `minutes` (of a training
+    that is killed) are the user's.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class Subject:
     documents: int = 100_000
     images: int = 2_000
     nights: int = 20
+    minutes: float = 3.0
 
     @cached_property
     def data(self) -> Path:
