@@ -23,6 +23,7 @@ from training.data import checks, leakage_checks
 from training.evaluation.metrics import load_class
 from training.recipe import BatchPrediction, Parameter, Recipe, Sweep, Training
 from training.recipe.extra_arguments import ACCEPTED, arguments, set_by_project
+from training.recipe.field_types import describe_field
 from training.recipe.tables import row_checks as levels
 from training.recipe.tables.formats import FORMATS
 from training.recipe.tables.metrics import METRICS, TAGS, metrics_for
@@ -163,7 +164,7 @@ def training_arguments() -> str:
 
 def _argument(name: str) -> tuple[str, str, str]:
     if name in Training.model_fields:
-        return f"`{name}`", f"`training.{name}`", one_line(Training.model_fields[name].description)
+        return f"`{name}`", f"`training.{name}`", describe_field(Training, name)
     if reason := set_by_project(name):
         return f"`{name}`", "refused", reason
     return f"`{name}`", f"`training.extra.{name}`", ACCEPTED.get(name, "")

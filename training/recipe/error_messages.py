@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from training.problems import Problem, nearest
 from training.recipe.extra_arguments import arguments, out_of_scope, set_by_project
-from training.recipe.field_types import INDEX, WORD, field_name, section_fields, sections
+from training.recipe.field_types import INDEX, WORD, describe_field, field_name, section_fields, section_model, sections
 from training.recipe.tables.optimizers import REFUSED
 
 _TYPES = {
@@ -121,9 +121,7 @@ def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
 
 def _missing(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
     section, _, name = where.rpartition(".")
-    fields = section_fields(recipe, section) or recipe.model_fields
-    text = fields[name].description or ""
-    return f"is missing: {' '.join(text.split())}"
+    return f"is missing: {describe_field(section_model(recipe, section) or recipe, name)}"
 
 
 def _wrong_type(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:

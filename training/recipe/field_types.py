@@ -6,15 +6,29 @@ imported here, so a recipe can be inspected before any of its code runs.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import core_schema
+from pydantic_core import CoreSchema, core_schema
 
 # Tags of the types that a field accepts, so that only the mistakes of one type are reported.
 WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
@@ -79,11 +93,47 @@ ColumnType = Literal["string", "int64", "float64", "bool"]
 
 
 class ClosedModel(BaseModel):
-    """A frozen model without other fields. Strict, so `true` is no number and `"3"` no whole number."""
+    """A frozen model without other fields. Strict, so `true` is no number and `"3"` no whole number.
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    The JSON schema has the docstrings of its fields.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # Not by pydantic's use_attribute_docstrings, which reads the source of each class while it is imported.
+        found = handler(schema)
+        for name, field in handler.resolve_ref_schema(found).get("properties", {}).items():
+            text = _docstrings(cls).get(name)
+            if text and ("$ref" not in field or handler.resolve_ref_schema(field).get("description") != text):
+                field.setdefault("description", text)
+        return found
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring of each field that has one, by the field's name."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        if not issubclass(one, BaseModel) or one.__module__.partition(".")[0] == "pydantic":
+            continue
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        except OSError:  # made by pydantic.create_model
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in itertools.pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found.pop(field.target.id, None)
+                if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    found[field.target.id] = inspect.cleandoc(text.value.value)
+    return found
+
+
+def describe_field(model: type[BaseModel], field: str) -> str:
+    """The docstring of a field on one line; empty without one."""
+    return " ".join(_docstrings(model).get(field, "").split())
 
 
 def _any_of(schema: Any) -> None:
@@ -116,12 +166,18 @@ def field_name(loc: Sequence[int | str]) -> str:
     return name
 
 
-def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
-    """Returns the fields of a section of the recipe, such as `release.gate`; None if the name is not a section."""
+def section_model(recipe: type[BaseModel], section: str) -> type[BaseModel] | None:
+    """Returns the model of a section of the recipe, such as `release.gate`; None if the name is not a section."""
     model: type[BaseModel] | None = recipe
     for name in INDEX.sub("", section).split("."):
         field = model.model_fields.get(name) if model else None
         model = section_of(field) if field else None
+    return model
+
+
+def section_fields(recipe: type[BaseModel], section: str) -> dict[str, FieldInfo] | None:
+    """Returns the fields of a section of the recipe; None if the name is not a section."""
+    model = section_model(recipe, section)
     return model.model_fields if model else None
 
 

@@ -13,6 +13,7 @@ from training.data.file_systems import display_name
 from training.problems import UserError
 from training.recipe import Recipe, Training, load, parse, parse_set
 from training.recipe.extra_arguments import arguments
+from training.recipe.field_types import describe_field
 from training.recipe.rules.slice_rules import named_groups
 from training.recipe.tables.optimizers import OPTIMIZERS
 from training.task_types import TASK_TYPES
@@ -93,7 +94,7 @@ def test_every_field_has_a_description() -> None:
     def undescribed(model: type[BaseModel]) -> list[str]:
         inner = [field.annotation for field in model.model_fields.values()]
         below = [task for task in inner if isinstance(task, type) and issubclass(task, BaseModel)]
-        return [f for f, info in model.model_fields.items() if not info.description] + [
+        return [name for name in model.model_fields if not describe_field(model, name)] + [
             name for task in below for name in undescribed(task)
         ]
 

@@ -80,7 +80,7 @@ def required_columns(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
             if name == TEXTS[1]:
                 yield "data.text", f"{written['data.text']} is one column: {_needs(written)}."
             else:
-                about = " ".join((written.fields("data")[name].description or "").split())
+                about = written.describe(f"data.{name}")
                 yield ROLE_FIELDS[name], f"is missing: {about.partition(' (null')[0]}."
 
 

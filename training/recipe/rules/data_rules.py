@@ -45,8 +45,7 @@ def _has_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         if where == "data.path" and written.is_written(where):
             yield where, "is empty: it takes text."
         elif written["data.mix"] is None:
-            field = written.fields("data")[where.removeprefix("data.")]
-            yield where, f"is missing: {' '.join((field.description or '').split())}"
+            yield where, f"is missing: {written.describe(where)}"
 
 
 def _data_source(written: WrittenRecipe) -> Iterator[tuple[str, str]]:

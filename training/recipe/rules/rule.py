@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem
-from training.recipe.field_types import section_fields
+from training.recipe.field_types import describe_field, section_fields, section_model
 
 MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """The name of user code in a recipe: `module:name`."""
@@ -32,6 +32,12 @@ class WrittenRecipe:
     def fields(self, section: str) -> dict[str, FieldInfo]:
         """Returns a section's fields and their definitions; "" is the recipe itself."""
         return (section_fields(self._recipe, section) if section else self._recipe.model_fields) or {}
+
+    def describe(self, name: str) -> str:
+        """Returns what a field of the recipe is, on one line."""
+        section, _, field = name.rpartition(".")
+        model = section_model(self._recipe, section) if section else self._recipe
+        return describe_field(model, field) if model else ""
 
     def is_written(self, name: str) -> bool:
         """Whether the recipe has the field, with any value."""
