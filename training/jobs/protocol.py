@@ -52,13 +52,13 @@ FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank",
 class Settings(BaseModel):
     """The base of a program's settings in job.json: frozen and closed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Result(BaseModel):
     """The base of a program's result, which its outcome and its artifact's manifest hold as JSON: frozen and closed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TaskSettings(Settings):
@@ -99,7 +99,7 @@ def values_in_key(settings: BaseModel) -> dict[str, Any]:
 class Job(BaseModel):
     """A program with its settings and inputs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     program: str
     """The module to run, such as `training.programs.fit`."""
@@ -124,7 +124,7 @@ class Job(BaseModel):
 class Imports(BaseModel):
     """The modules that a program imports while it waits for its job."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     modules: list[str]
     hidden: list[str] = []
@@ -136,7 +136,7 @@ class Imports(BaseModel):
 class Failure(BaseModel):
     """The reason why a job did not finish."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: FailureKind
     """The remedy: a new recipe (user_error), smaller batches (out_of_memory), another try (others, not internal)."""
@@ -155,7 +155,7 @@ class Failure(BaseModel):
 class Outcome(BaseModel):
     """The end of a job."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     state: Literal["finished", "failed"]
     failure: Failure | None = None

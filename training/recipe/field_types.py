@@ -98,7 +98,7 @@ class ClosedModel(BaseModel):
     The JSON schema has the docstrings of its fields.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 found.pop(field.target.id, None)
                 if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                    found[field.target.id] = inspect.cleandoc(text.value.value)
+                    found[field.target.id] = inspect.cleandoc(str(text.value.value))
     return found
 
 
