@@ -339,8 +339,9 @@ def _run(request: Request, files: array.array[int]) -> int:
         os.setsid()
     changed = os.environ.keys() ^ request.environment.keys()
     changed |= {name for name, value in request.environment.items() if os.environ.get(name) != value}
-    os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update(request.environment)  # first: at no moment it has no home of its own
+    for name in os.environ.keys() - request.environment.keys():
+        del os.environ[name]
     os.chdir(request.folder)
     sys.path[:] = request.search_path or sys.path
     sys.argv = [sys.argv[0]]
