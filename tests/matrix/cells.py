@@ -90,10 +90,15 @@ class Combination:
 
 WAYS = [(strategy, count) for strategy in STRATEGIES for count in ((1, 2) if strategy == "ddp" else (2,))]
 OF_ONE_TASK_TYPE = ("deepspeed-zero1",)
-"""Strategies that are tried with one task type, because another does the same and more: ZeRO-2 has the same optimizer
-of DeepSpeed."""
+"""Strategies that are tried with one task type and no launcher, because another does the same and more: ZeRO-2 has the
+same optimizer of DeepSpeed."""
 COMBINATIONS = [
-    *(Combination(OF_ENGINES, engine, *way, launched=True) for engine in ENGINES for way in WAYS),
+    *(
+        Combination(OF_ENGINES, engine, *way, launched=True)
+        for engine in ENGINES
+        for way in WAYS
+        if way[0] not in OF_ONE_TASK_TYPE
+    ),
     *(
         Combination(task, USUAL_ENGINE, *way, launched=False)
         for task in tiny.TINY
