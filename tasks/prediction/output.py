@@ -147,6 +147,7 @@ class _LocalFolder(_OutputFolder):
             )
         for left in folder.glob(".part-*.aside"):  # of a killed run: no other one writes here
             left.unlink(missing_ok=True)
+        fsync(folder)  # a run that was killed may have given the manifest its name and not yet synced it
 
     def sizes(self) -> dict[str, int]:
         entries = [entry for entry in os.scandir(self._folder) if not entry.name.startswith(".")]
