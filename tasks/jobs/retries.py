@@ -24,6 +24,7 @@ from tasks.jobs.engines.engine import Runner
 from tasks.jobs.engines.local import LOCAL
 from tasks.jobs.hardware import memory
 from tasks.jobs.launch import EventReader, require_finished, run_job
+from training.engine import checkpoints
 from training.jobs import protocol
 from training.jobs.protocol import (
     CHECKPOINTS,
@@ -144,8 +145,8 @@ def run_child(
 
 def _newest_step(job: Path) -> int:
     """The steps that the job's newest whole checkpoint has, on this machine; 0 without one."""
-    manifests = (job / CHECKPOINTS).glob("checkpoint-*/manifest.json")
-    return max((int(manifest.parent.name.rpartition("-")[2]) for manifest in manifests), default=0)
+    manifests = (job / CHECKPOINTS).glob(f"checkpoint-*/{checkpoints.MANIFEST}")
+    return max((checkpoints.step_of(manifest.parent) for manifest in manifests), default=0)
 
 
 def prepare_next_try(outcome: Outcome, failure: Failure, tries: int, batches: BatchDivision | None) -> Message:

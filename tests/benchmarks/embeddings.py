@@ -8,6 +8,7 @@ forward pass alone on the file's documents from FIRST on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import subprocess
@@ -130,7 +131,8 @@ def _predict(home: Path, file: Path, out: Path) -> Ran:
     with subprocess.Popen(argv, env=environment(home), stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             peak_kb = max(peak_kb, sum(map(read_pss_kb, [process.pid, *descendants(process.pid)])))
-            time.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY_S)
     if process.returncode:
         raise RuntimeError(f"finetune predict ended with exit code {process.returncode}")
     used, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began

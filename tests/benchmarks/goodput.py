@@ -74,6 +74,8 @@ def _step_s(argv: list[str], steps: Callable[[], int]) -> float:
     """The seconds of a step of an undisturbed training."""
     process = _start(argv)
     while not steps():
+        if process.poll() is not None:
+            raise RuntimeError(f"the training ended with exit code {process.returncode}")
         time.sleep(0.05)
     time.sleep(ALONE_S / 2)
     first, began = steps(), time.monotonic()

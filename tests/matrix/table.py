@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.architectures import ARCHITECTURES
 from tests.benchmarks.table import ROOT
-from tests.matrix.cells import COMBINATIONS, WAYS, Cell, Combination
+from tests.matrix.cells import COMBINATIONS, OF_ONE_TASK_TYPE, WAYS, Cell, Combination
 from tests.task_types import TINY
 
 RESULT = Path(__file__).with_name("result.json")
@@ -64,7 +64,7 @@ class Result:
         for task in TINY:
             of_kind = [cell for cell in self.cells if cell.task == task and not (cell.launched or cell.architecture)]
             cells = {(cell.strategy, cell.processes): cell for cell in of_kind}
-            results = [_result(cells[way], reasons) if way in cells else "**not tried**" for way in WAYS]
+            results = [_result(cells[way], reasons) if way in cells else _left_out(way[0]) for way in WAYS]
             yield _line(f"`{task}`", *results, ", ".join(dict.fromkeys(cell.commit for cell in of_kind)))
         if reasons:
             yield ""
@@ -98,6 +98,10 @@ def _result(cell: Cell, reasons: list[str]) -> str:
 
 def _broken(cell: Cell) -> list[tuple[str, str]]:
     return [(name, found) for name, found in cell.promises.items() if found and not found.startswith("yes")]
+
+
+def _left_out(strategy: str) -> str:
+    return "as ZeRO-2" if strategy in OF_ONE_TASK_TYPE else "**not tried**"
 
 
 def _shown(found: str) -> str:

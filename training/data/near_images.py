@@ -23,8 +23,8 @@ from training.data.near_duplicates import NearDuplicates
 LEAST_CORRELATION = 0.98
 SIDE = 16
 """Pixels a side at which images are compared."""
-_MOST_PAIRS = 2**24
-"""Images of both splits that are compared at a time: 64 MB."""
+_MOST_PAIRS, _MOST_IMAGES = 2**24, 4096
+"""Pairs, and images of the earlier split, that are compared at a time: at most 64 MB for the correlations."""
 
 
 class _Outlines(NamedTuple):
@@ -45,9 +45,9 @@ def find_near_images(rows: DuplicateTexts, earlier: str, later: str) -> NearDupl
         highest = np.take_along_axis(correlations, found[None], axis=0)[0]
         place = np.where(highest > best, first + found, place)
         best = np.maximum(best, highest)
-        equal |= {*others.digests}
+        equal |= {*others.digests} & {*own.digests}
         first += len(others.digests)
-    near = (best >= LEAST_CORRELATION) & [digest not in equal for digest in own.digests]
+    near = (best >= LEAST_CORRELATION) & np.array([digest not in equal for digest in own.digests], np.bool_)
     if not near.any():
         return None
     at = int(np.flatnonzero(near)[0])
@@ -66,9 +66,9 @@ def find_like_images(images: Iterable[str], others: Iterable[str]) -> npt.NDArra
 
 
 def _blocks(images: Iterable[str], beside: int) -> Iterator[_Outlines]:
-    """Yields the outlines of images, so many at a time that they can be compared with `beside` others."""
+    """Yields the outlines of images, as many at a time as can be compared with `beside` others."""
     remaining = iter(images)
-    while part := [*islice(remaining, max(1, _MOST_PAIRS // max(1, beside)))]:
+    while part := [*islice(remaining, max(1, min(_MOST_IMAGES, _MOST_PAIRS // max(1, beside))))]:
         yield _outline(part)
 
 

@@ -41,7 +41,6 @@ from training.recipe.tables.metrics import more_is_better
 from training.task_types.task_type import WholeStep
 
 LOSS_SUM = "loss_sum.rank{}.json"
-# The progress in a TrainerState, without its settings and the paths of checkpoints.
 _FIXED = {
     **dict.fromkeys(
         ("get_train_dataloader", "_get_train_sampler", "get_batch_samples"),
@@ -57,6 +56,7 @@ _FIXED = {
     ),
 }
 """The methods that a subclass of ExactTrainer must not override, with the reason and what takes their place."""
+# The progress in a TrainerState, without its settings and the paths of checkpoints.
 _PROGRESS = (
     *("global_step", "epoch", "best_metric", "best_global_step"),
     *("total_flos", "num_input_tokens_seen"),

@@ -253,11 +253,10 @@ def _unwrap(network: PreTrainedModel, lookalikes: Sequence[str], trained: Sequen
 
 def _target_modules(network: PreTrainedModel, named: Any, trained: Sequence[str], kind: str = "LORA") -> Any:
     """The recipe's layers; or None if peft has defaults for the model type, else all linear layers."""
-    from peft import PeftType
-    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+    from peft.utils import constants
 
     if named is None:
-        defaults = PEFT_TYPE_TO_TUNER_MAPPING[PeftType(kind)].target_module_mapping
+        defaults = getattr(constants, f"TRANSFORMERS_MODELS_TO_{kind}_TARGET_MODULES_MAPPING")
         return None if network.config.model_type in defaults else "all-linear"
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     free = [name for name in linear if not _is_within(name, trained)]

@@ -195,7 +195,7 @@ class Training(Section):
     label name, 1 for labels that are left out. Only the ratios matter. With several labels a row they are pos_weight:
     rows with the label count so often, and balanced is rows without / rows with it (null: all rows count the same)."""
     lora: Lora | None = None
-    """Trains low-rank adapters and keeps the model's weights as they are (null: trains all weights). Needs the extra
+    """Trains adapters and keeps the model's weights as they are (null: trains all weights). Needs the extra
     `lora`; `{}` takes the defaults."""
     teacher: Teacher | None = None
     """A trained model from which this one also learns (null: from the labels alone), for classification, regression,

@@ -167,13 +167,16 @@ class QuestionAnswering(HasTargets):
     # The model
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """logits (B, 2, T)."""
+        """logits (B, 2, T), -inf for padding in a batch with labels: no loss depends on the longest window."""
         import torch
         from transformers.utils import ModelOutput
 
         given = {name: tensor for name, tensor in batch.items() if name not in ("labels", "context")}
         outputs = model(**given)
-        return ModelOutput(logits=torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1))
+        logits = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1)
+        if "labels" in batch:
+            logits = logits.masked_fill(~batch["attention_mask"].bool()[:, None], -torch.inf)
+        return ModelOutput(logits=logits)
 
     def loss(self, training: Training, labels: Sequence[str], train: TokenRows, *, outside: bool) -> Loss | None:
         """Cross entropy of the answer's first and last token; both are token 0 for windows without the answer. Or

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
+from tests.raised import raised_problems
 from tests.training.data.test_images import read, write_rows
 from tests.training.data.test_load import report_of
 from tests.training.pictures import file_of, stored
@@ -42,6 +43,13 @@ def test_a_changed_photograph_is_like_the_first_one_and_like_no_other(change: st
     assert find_like_images(changed, map(stored, map(file_of, first))).all()
     others = [stored(file_of(photo(seed))) for seed in range(100, 200)]
     assert not find_like_images(changed, others).any()
+
+
+def test_a_split_without_usable_images_has_the_report_of_that(tmp_path: Path) -> None:
+    write_rows(tmp_path, [file_of(photo(seed)) for seed in range(3)])
+    write_rows(tmp_path, [b"no image"], "validation")
+    problems = raised_problems(read, tmp_path, checks={"near_duplicates": "warning", "unreadable_image": "warning"})
+    assert "no_rows" in {problem.check for problem in problems}
 
 
 def test_the_rows_of_another_split_that_a_split_repeats_nearly_are_counted_and_the_first_is_named(

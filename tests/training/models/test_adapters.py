@@ -10,13 +10,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.raised import raised_problems
 from tests.training import tiny
 from tests.training.forks import assert_resumes, finish
+from training.models import adapters
 from training.recipe import parse
 from training.recipe.tables.adapters import ADAPTERS, LORA
+from training.recipe.training_fields import Lora
 
 # 60 of 150 rows: 8 steps. Dropout where the kind has any.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,6 +59,19 @@ def test_merged_it_answers_as_the_adapter_does_and_killed_it_ends_with_the_same_
         before, after = (network.bert(**batch).last_hidden_state for network in (base().eval(), merged))
     assert (after - before).abs().max() > 1e-3
     assert json.loads((output / "adapter/adapter_config.json").read_text())["peft_type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), [*((kind, "bert") for kind in SETTINGS), ("IA3", "gpt2"), ("VERA", "gpt2")]
+)
+def test_without_target_modules_and_settings_each_kind_finds_its_layers(kind: str, family: str) -> None:
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 32}
+    config = AutoConfig.for_model(family, vocab_size=50, pad_token_id=0, **sizes)
+    network = AutoModelForSequenceClassification.from_config(config)
+    head = "score" if family == "gpt2" else "classifier"
+    adapters.add(network, Lora(peft_type=kind), [f"{head}.weight"], "AutoModelForSequenceClassification", seed=3)
+    trained = [name for name, weight in network.named_parameters() if weight.requires_grad and head not in name]
+    assert trained and not any("base_layer" in name for name in trained)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from transformers import BertConfig, BertForQuestionAnswering
 from transformers.trainer_pt_utils import LabelSmoother
 
 from tests.arrow import read_arrow
@@ -222,6 +223,22 @@ def test_losses_of_answers_are_those_of_torch_for_their_first_and_last_token() -
     require_equal(smoothed, logits, places, lambda z: plain(z, label_smoothing=0.1))
     require_equal(of(loss="tests.training.own:nll"), logits, places, plain)
     require_equal(of(loss="focal", focal_gamma=0.0), logits, places, plain)
+
+
+def test_the_loss_of_an_answer_does_not_depend_on_the_padding_of_its_window() -> None:
+    task_type = load("question-answering")
+    loss = task_type.loss(Training(label_smoothing_factor=0.1), [], None, outside=False)  # type: ignore[arg-type]
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    network = BertForQuestionAnswering(config).eval()
+    tokens, labels = torch.tensor([[2, 5, 3, 7, 9, 3]]), torch.tensor([[3, 4]])
+
+    def of(padding: int) -> torch.Tensor:
+        ids = torch.nn.functional.pad(tokens, (0, padding))
+        batch = {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
+        assert loss is not None
+        return loss(task_type.forward(network, batch)["logits"], labels)
+
+    torch.testing.assert_close(of(padding=9), of(padding=0))
 
 
 @pytest.mark.parametrize(("task", "shift"), [("causal-lm", True), ("masked-lm", False), ("seq2seq", False)])
