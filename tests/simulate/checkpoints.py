@@ -5,8 +5,8 @@ one before it. A killed training starts again, as `training/engine/training_task
 checkpoint of another job. The pusher is that of `tasks/hub/checkpoint_uploads.py`, with a list in place of the Hub. Now
 and then, while nothing runs, a bad disk changes a byte of the newest checkpoint. Promises:
 
-- A training resumes from the newest checkpoint that is whole, with those that it needs, and each was written by this
-  home. It never finds a damaged one unless the disk has changed it.
+- A training resumes from the newest whole checkpoint. The checkpoints that this one needs are whole too. This home
+  wrote them all. None is damaged unless the disk has changed it.
 - A checkpoint whose write has returned is there after every fault, until there are two newer ones and none of these
   needs it.
 - A training ends with its best checkpoint whole.
@@ -172,7 +172,7 @@ class Checkpoints:
     # --- the disk ---
 
     def _damage_newest(self) -> None:
-        """A bad disk changes a byte of the newest checkpoint, of which the training saves another one later."""
+        """A bad disk changes a byte of the newest checkpoint. The training writes that checkpoint again later."""
         steps = self.whole_steps()
         if not self.has_damage or len(steps) < 2 or self.world.random.random() < 0.5:
             return
@@ -183,7 +183,7 @@ class Checkpoints:
         self.world.count("damages")
 
     def whole_steps(self) -> list[int]:
-        """The steps of the checkpoints that are whole now, with those that they need, as the disk shows them."""
+        """The steps of whole checkpoints on the disk whose needed checkpoints are whole too."""
         try:
             folder = self._find(str(self.folder("fit")))
         except OSError:

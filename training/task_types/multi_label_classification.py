@@ -90,7 +90,7 @@ class MultiLabelClassification(LabelProbabilities, HasTargets, Calibrated):
         return super().loss(training, labels, train, outside=outside)
 
     def targets(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The labels as (B, L), 1 for those that a row has."""
+        """The logits (B, L), and the labels as (B, L): 1 where the row has the label, else 0."""
         return logits, truths_of(logits.shape[1], labels).float()
 
     def label_counts(self, train: TokenRows, size: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -53,7 +53,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float =
 
 
 def cross_entropy_of_places(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """(W,) the same, if logits are -inf where there is no place: smoothing spreads over those that are there."""
+    """(W,) the cross entropy of each target. A logit of -inf is no place, and smoothing leaves it out."""
     loss = functional.cross_entropy(logits, labels, reduction="none")
     if not smoothing:
         return loss
@@ -132,8 +132,9 @@ def select_targets(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Te
 def class_weights(
     requested: str | Mapping[str, float], labels: Sequence[str], counts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """(L,) the weight of each label, with a mean of 1 over the training targets, of which (L,) `counts` have the label.
-    Labels that are not named have the weight 1 before scaling. Raises UserError for an unknown label."""
+    """(L,) the weight of each label, scaled to a mean of 1 over the training targets. (L,) `counts` says how many of
+    them have each label. Labels without a name in `requested` weigh 1 before the scaling. Raises UserError for an
+    unknown label."""
     if isinstance(requested, str):  # balanced: the targets of each label have the same total weight
         # A label without training targets is weighted in the validation loss alone, there as the average one.
         weights = np.where(counts > 0, 1 / np.maximum(counts, 1), (counts > 0).sum() / max(1, counts.sum()))
