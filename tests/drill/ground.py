@@ -15,6 +15,7 @@ from typing import Any
 import training
 from tasks.reports.stage_summaries import STAGES
 from tests.flows.small import command, environment, write_project
+from tests.processes import argv
 from training.jobs.processes import JOB_LINK, descendants, die_with_parent
 
 ROOT = Path(training.__path__[0]).parent
@@ -158,15 +159,6 @@ class Ground:
             shutil.copytree(finished / "artifacts" / stage, self.folder / name / "artifacts" / stage)
         (self.folder / name).chmod(0o700)
         return self.folder / name
-
-
-def argv(pid: int) -> list[str]:
-    """The command line of a process; empty when it has ended."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")  # a fork shows its own before empty memory
-    except OSError:
-        return []
-    return command.decode(errors="replace").split("\0") if command else []
 
 
 def victims(flow: int) -> dict[str, list[int]]:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.drill.ground import argv
+from tests.processes import argv
 from training.jobs.processes import die_with_parent
 
 SWITCH = "finetune-drill"

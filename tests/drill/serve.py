@@ -29,10 +29,10 @@ from flows.reports.tables import align
 from tasks.registry.promotions import promote, roll_back
 from tasks.tracking.connection import connect
 from tests.drill import full_disk
-from tests.drill.ground import argv
 from tests.drill.promises import require
 from tests.flows.served import Server, add_version, register, store_model
 from tests.flows.small import command
+from tests.processes import argv
 from tests.machine import Machine, wait_until
 from tests.servers import closed_port
 from tests.training.counting import NUMBERS, write_assistant, write_classifier

@@ -19,10 +19,10 @@ from mlflow import MlflowClient
 from flows.reports.tables import align
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
-from tests.drill.ground import argv
 from tests.drill.promises import require
 from tests.flows.slowly import QUICK
 from tests.flows.small import write_project
+from tests.processes import argv
 from tests.machine import Machine, of_home, wait_until
 
 CRASHED_WITHIN_S = 120.0

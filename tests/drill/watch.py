@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.drill.ground import MARK, Run, argv
+from tests.drill.ground import MARK, Run
 from tests.drill.promises import Broken
+from tests.processes import argv
 from training.jobs.processes import send, variable
 
 ENDED_WITHIN_S = 5.0

@@ -28,6 +28,7 @@ from tests.flows.forked import code_with_forked_programs, finetune
 from tests.flows.served import ROOT, Server, add_version, register, store_model
 from tests.flows.small import FinishedRun, environment
 from tests.fork_server import NEW_PYTHON
+from tests.processes import argv
 from tests.training.counting import write_assistant, write_classifier
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
@@ -553,8 +554,12 @@ def test_vllm_gets_the_exported_folder_and_the_requests_and_follows_the_alias(
         connect().set_registered_model_alias("counter", "champion", newer)
         try:
             server.says(f"counter version {newer} answers, in place of version 1.")
-            started = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(server.process.pid)}
-            (stand_in,) = [pid for pid, words in started.items() if str(program) in words and f"/{newer}\0" in words]
+            started = {pid: argv(pid) for pid in descendants(server.process.pid)}
+            (stand_in,) = [
+                pid
+                for pid, words in started.items()
+                if str(program) in words and any(word.endswith(f"/{newer}") for word in words)
+            ]
             os.kill(stand_in, signal.SIGKILL)
             server.says("has ended.")
             assert server.client.post("/v1/chat/completions", json=body).json()["model"] == f"counter/{newer}"

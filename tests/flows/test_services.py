@@ -29,7 +29,7 @@ from tests import fork_server
 from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, command, environment
-from tests.listening import listening
+from tests.processes import argv, listening
 from tests.machine import Machine, of_home
 from tests.waiting import wait_until
 from training.jobs.processes import find_readers, variable
@@ -174,7 +174,7 @@ def test_all_that_up_starts_listens_on_loopback_and_no_port_is_free_while_its_se
     found = listening(of_home(machine.home))
     assert {str(address) for addresses in found.values() for address in addresses} == {"127.0.0.1"}
     ports = [int(url.removesuffix("/api").rpartition(":")[2]) for url in addresses(machine)]
-    killed = [pid for pid in found if b"--fd=" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    killed = [pid for pid in found if any(word.startswith("--fd=") for word in argv(pid))]
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
@@ -208,11 +208,11 @@ def test_an_action_of_an_automation_reaches_the_server_from_inside(machine: Mach
 
 @pytest.mark.parametrize("server", [PREFECT, MLFLOW])
 def test_a_password_is_in_one_file_that_only_the_user_can_read(machine: Machine, server: str) -> None:
-    file, secret = machine.home / "services" / f"{server}.password", password(machine, server).encode()
+    file, secret = machine.home / "services" / f"{server}.password", password(machine, server)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(secret) >= 32
-    holding = [path for path in machine.home.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    holding = [path for path in machine.home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert holding == [file]
-    shown = [pid for pid in of_home(machine.home) if secret in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    shown = [pid for pid in of_home(machine.home) if any(secret in word for word in argv(pid))]
     assert shown == []
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.image.pip_settings import PipSettings
+from tests.processes import argv
 from training.jobs.processes import send, start_ticks, variable
 
 NAME = "FINETUNE_CONTAINER"
@@ -173,7 +174,7 @@ class Container:
         began = time.monotonic()
         if self._working:
             for pid in self._pids():
-                if b"tasks.services.container_init" in _command_line(pid):
+                if "tasks.services.container_init" in argv(pid):
                     send(pid, signal.SIGTERM)
         else:
             subprocess.run([self._engine.name, "kill", "--signal", "TERM", self.name], stdout=subprocess.DEVNULL)
@@ -208,13 +209,7 @@ class Container:
         """The container's processes, without the engine's own."""
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         inside = [pid for pid in pids if start_ticks(pid) and variable(pid, NAME) == self.name]
-        return [pid for pid in inside if Path(_command_line(pid).split(b"\0")[0].decode()).name not in ENGINES]
-
-
-def _command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return [pid for pid in inside if Path((argv(pid) or [""])[0]).name not in ENGINES]
 
 
 def find_engine(wanted: str | None) -> Engine:

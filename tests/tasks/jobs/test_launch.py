@@ -22,7 +22,7 @@ from tasks.jobs.engines.local import LOCAL, Handle
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tests.drill.full_disk import SmallDisk, why_not
 from tests.fork_server import NEW_PYTHON
-from tests.listening import listening
+from tests.processes import listening
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 from training.jobs.protocol import Failure, Job, Outcome, finished_output, read_events, read_outcome

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.machine import ROOT
+from tests.processes import argv
 from tests.waiting import wait_until
 from training.jobs.processes import descendants, start_ticks
 
@@ -94,11 +95,7 @@ def test_as_process_one_it_stops_like_anywhere_else(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("this user may not make a PID namespace")
     outer = start_worker(tmp_path, before=unshare)
-    (first,) = [
-        pid
-        for pid in descendants(outer.pid)
-        if b"tasks.services.container_init" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    (first,) = [pid for pid in descendants(outer.pid) if "tasks.services.container_init" in argv(pid)]
     os.kill(first, signal.SIGTERM)
     assert outer.wait(20) == 3
     assert (tmp_path / "seen").read_text().split() == ["run", "worker"]

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.services.prefect_server import ensure_prefect_server
 from tests.fork_server import COMMANDS, Fork, run_code
-from tests.listening import listening
+from tests.processes import argv, listening
 from tests.waiting import wait_until
 from training.jobs.processes import descendants
 
@@ -104,7 +104,8 @@ def test_the_server_of_a_run_requires_the_password_of_the_home_and_keeps_its_dat
 def test_a_run_holds_the_port_of_its_server_until_the_server_has_ended(tmp_path: Path) -> None:
     with run(tmp_path / "home") as (process, url, _):
         assert process.pid in listening([process.pid])
-        (server,) = [pid for pid in descendants(process.pid) if b"--fd=" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        below = descendants(process.pid)
+        (server,) = [pid for pid in below if any(word.startswith("--fd=") for word in argv(pid))]
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not listening([process.pid]), 10)
         assert not answers(url)

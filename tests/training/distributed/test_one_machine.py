@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import Fork
-from tests.listening import listening_ports
+from tests.processes import listening_ports
 from tests.waiting import wait_until
 from training.problems import UserError
 

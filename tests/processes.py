@@ -1,4 +1,4 @@
-"""The addresses on which processes listen, as Linux shows them."""
+"""Processes as Linux shows them: their command lines, and the addresses on which they listen."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 LISTEN = "0A"
+
+
+def argv(pid: int) -> list[str]:
+    """The command line of a process; empty when it has ended."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")  # a fork shows its own before empty memory
+    except OSError:
+        return []
+    return command.decode(errors="replace").split("\0") if command else []
 
 
 def listening(pids: Iterable[int]) -> dict[int, set[IPv4Address | IPv6Address]]:
