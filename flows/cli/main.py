@@ -62,6 +62,8 @@ def start() -> None:
     _require_utf8()
     # Imports create many objects that stay: the default, 700, searches them for garbage during a tenth of the start.
     gc.set_threshold(20_000)
+    # Pydantic looks for its plugins in the metadata of every installed package, in each process.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name in ("stdout", "stderr"):
         setattr(sys, name, _survive_closed_pipe(getattr(sys, name)))
     codes: list[int] = []
@@ -88,8 +90,9 @@ def _exit_at_once(codes: list[int]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit code. SIGTERM does what Ctrl-C does."""
-    finetune = parser()
-    arguments, rest = finetune.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    finetune = parser(words[:1])
+    arguments, rest = finetune.parse_known_args(words)
     if rest:  # argparse stops at an option, as in `finetune predict NAME --task MODULE:CLASS TEXT`
         if "texts" not in arguments or any(word.startswith("-") for word in rest):
             finetune.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -99,12 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return execute(arguments)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Builds the parser of all subcommands."""
+def parser(only: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Builds the parser of all subcommands, or of one if `only` names it: it reads the file of each for its help."""
     finetune = argparse.ArgumentParser(prog="finetune", description="Fine-tune, evaluate and ship models.")
     commands = finetune.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name, module in COMMANDS.items():
-        text = _docstrings(module)[_function(name)]
+    for name in COMMANDS.keys() & only or COMMANDS:
+        text = _docstrings(COMMANDS[name])[_function(name)]
         commands.add_parser(name, command=name, help=text.partition("\n")[0], description=text)
     return finetune
 

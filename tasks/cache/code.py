@@ -73,6 +73,7 @@ INSIDE = (
 _LIBRARY_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _TEXT_METHODS = ("warning", "note")
 _NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 """The name of a distribution in its METADATA, which takes a millisecond to parse."""
 
 
@@ -166,9 +167,16 @@ def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
     """Installed versions of distributions, and Python's own `major.minor`."""
-    versions = {name: importlib.metadata.version(name) for name in names}
+    versions = {name: _version(importlib.metadata.distribution(name)) for name in names}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     return versions
+
+
+def _version(distribution: importlib.metadata.Distribution) -> str:
+    """The installed version, by a search: `distribution.version` parses the metadata, which are pages of text, as an
+    email."""
+    found = _VERSION.search(distribution.read_text("METADATA") or "")
+    return found[1] if found else distribution.version
 
 
 class GitCommit(NamedTuple):

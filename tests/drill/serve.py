@@ -32,8 +32,8 @@ from tests.drill import full_disk
 from tests.drill.promises import require
 from tests.flows.served import Server, add_version, register, store_model
 from tests.flows.small import command
-from tests.processes import argv
 from tests.machine import Machine, wait_until
+from tests.processes import argv
 from tests.servers import closed_port
 from tests.training.counting import NUMBERS, write_assistant, write_classifier
 from training.jobs.processes import descendants

@@ -22,8 +22,8 @@ from tests.drill.compare import curve_of, tracking_faults
 from tests.drill.promises import require
 from tests.flows.slowly import QUICK
 from tests.flows.small import write_project
-from tests.processes import argv
 from tests.machine import Machine, of_home, wait_until
+from tests.processes import argv
 
 CRASHED_WITHIN_S = 120.0
 BACK_WITHIN_S = 180.0

@@ -29,8 +29,8 @@ from tests import fork_server
 from tests.flows.forked import finetune
 from tests.flows.slowly import QUICK
 from tests.flows.small import FinishedRun, command, environment
-from tests.processes import argv, listening
 from tests.machine import Machine, of_home
+from tests.processes import argv, listening
 from tests.waiting import wait_until
 from training.jobs.processes import find_readers, variable
 

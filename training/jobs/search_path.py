@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -39,15 +40,20 @@ def search_path() -> list[str]:
     """
     if inherited := os.environ.get(VARIABLE):
         return inherited.split(os.pathsep)
-    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
-    excluded = {os.getcwd()} - named
+    return list(_search_path(tuple(sys.path), os.environ.get("PYTHONPATH", ""), os.getcwd()))
+
+
+@cache  # to find the code of a pipeline asks hundreds of times
+def _search_path(entries: tuple[str, ...], python_path: str, working_directory: str) -> list[str]:
+    named = {os.path.abspath(entry) for entry in python_path.split(os.pathsep) if entry}
+    excluded = {working_directory} - named
     excluded |= {str(PROJECT / package) for package in OWN_PACKAGES}
     if is_installed():
         first, excluded = [], excluded - {str(PROJECT)}
     else:
         first, excluded = [str(PROJECT)], excluded | {str(PROJECT)}
     # An entry need not be a folder: an editable install may add a name that only its import hook understands.
-    return [*first, *(entry for entry in sys.path if os.path.abspath(entry) not in excluded), os.getcwd()]
+    return [*first, *(entry for entry in entries if os.path.abspath(entry) not in excluded), working_directory]
 
 
 def is_installed() -> bool:

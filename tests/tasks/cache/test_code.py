@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -293,7 +295,11 @@ def test_user_code_that_is_neither_here_nor_installed_is_reported_by_its_field(w
 
 def test_installed_libraries_count_by_version_not_by_source() -> None:
     assert all(name.startswith(("tasks/", "training/")) for name in code_digests(["training.programs.fit"]))
-    assert set(code.library_versions(["numpy"])) == {"numpy", "python"}
+    names = ["numpy", "torch", "PyYAML"]
+    assert code.library_versions(names) == {
+        **{name: importlib.metadata.version(name) for name in names},
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
 
 
 def test_code_is_found_while_another_thread_imports(monkeypatch: pytest.MonkeyPatch) -> None:
