@@ -169,7 +169,7 @@ def test_requests_to_servers_of_this_machine_pass_no_proxy(
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(urllib.error.HTTPError, match="501"):
-            urllib.request.build_opener().open(f"http://127.0.0.1:{server.server_port}/", timeout=10)
+            urllib.request.build_opener().open(f"http://127.0.0.1:{server.server_port}/", timeout=60)
 
 
 def test_without_home_the_users_own_is_taken_and_a_user_without_one_is_told_to_set_it(

@@ -95,13 +95,13 @@ def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> No
     def share() -> None:
         with shared_lock(tmp_path / "home.lock", waited.set):
             entered.set()
-            leave.wait(5)
+            leave.wait(60)
 
     thread = threading.Thread(target=share)
     thread.start()
-    assert waited.wait(5) and not entered.is_set()
+    assert waited.wait(60) and not entered.is_set()
     alone.release_lock("home", "lone")
-    assert entered.wait(5)
+    assert entered.wait(60)
     assert not alone.acquire_lock("home", "lone", acquire_timeout=0)
     leave.set()
     thread.join()

@@ -233,8 +233,8 @@ def test_a_run_that_waits_for_a_removal_reports_it_and_removed_files_are_measure
     with lock.open("w") as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)
         waiting.start()
-        assert waited.wait(20) and waiting.is_alive()
-    waiting.join(20)
+        assert waited.wait(60) and waiting.is_alive()
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

@@ -107,7 +107,7 @@ def test_a_run_holds_the_port_of_its_server_until_the_server_has_ended(tmp_path:
         below = descendants(process.pid)
         (server,) = [pid for pid in below if any(word.startswith("--fd=") for word in argv(pid))]
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: not listening([process.pid]), 10)
+        wait_until(lambda: not listening([process.pid]))
         assert not answers(url)
 
 

@@ -61,7 +61,7 @@ def test_another_user_who_takes_the_port_of_vllm_after_its_end_receives_no_reque
             (program,) = descendants(process._supervisor.pid)
             port = urlsplit(process._url).port
             os.kill(program, signal.SIGKILL)
-            wait_until(lambda: not Path(f"/proc/{program}").exists(), 10)
+            wait_until(lambda: not Path(f"/proc/{program}").exists())
             os.seteuid(NOBODY)
             try:
                 thief = socket.create_server(("127.0.0.1", port))

@@ -322,7 +322,7 @@ def test_an_upload_that_panics_ends_the_run_with_a_warning(tmp_path: Path, monke
     ended = list[str]()
     waits = Thread(target=with_this_home(lambda: ended.extend(remote.end_run(wait=True))), daemon=True)
     waits.start()
-    waits.join(20)
+    waits.join(60)
     assert len(ended) == 1 and "(index out of bounds)" in ended[0]
 
 
@@ -338,7 +338,7 @@ def test_a_home_that_may_only_read_is_told_so_once(homes: Homes, s3: S3) -> None
 
 def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3) -> None:
     remote, may_go_on = homes.use("first"), Event()
-    s3.fault = lambda request: None if may_go_on.wait(20) else 500
+    s3.fault = lambda request: None if may_go_on.wait(60) else 500
     for row in run(Remote()):
         remote.upload(Artifact(stage=row.name, key=row.key or "", digest=""), made=True)
     (warning,) = remote.end_run(wait=False)

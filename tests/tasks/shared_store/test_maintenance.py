@@ -175,7 +175,7 @@ def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_g
         return ()
 
     def upload_new() -> None:
-        assert started.wait(10)
+        assert started.wait(60)
         SharedStore(bucket, quick_leases(bucket)).upload("fit", NEW)
 
     with ThreadPoolExecutor(1) as pool:
@@ -183,7 +183,7 @@ def test_an_upload_that_begins_during_the_removal_waits_and_then_sends_what_is_g
         chosen = maintenance.read_content(bucket).entries
         gone = maintenance.remove(bucket, leases, find_needed, chosen, AT_ONCE)
         assert any(entry.name.startswith("objects") for entry in gone)
-        uploading.result(20)
+        uploading.result(60)
     assert whole(bucket, "fit", NEW)
 
 
@@ -209,7 +209,7 @@ def test_removals_of_one_home_work_one_after_the_other(bucket: Bucket) -> None:
     def find_needed() -> Collection[str]:
         began.append(threading.current_thread())
         first_began.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         return ()
 
     def remove_nothing() -> None:
@@ -217,14 +217,14 @@ def test_removals_of_one_home_work_one_after_the_other(bucket: Bucket) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(remove_nothing)
-        assert first_began.wait(20)
+        assert first_began.wait(60)
         second = pool.submit(remove_nothing)
         with pytest.raises(TimeoutError):
             second.result(0.5)
         assert len(began) == 1
         may_end.set()
-        first.result(20)
-        second.result(20)
+        first.result(60)
+        second.result(60)
     assert len(began) == 2
 
 

@@ -304,13 +304,13 @@ def test_training_goes_on_during_a_slow_upload_and_its_end_ends_the_upload(
     def slow(request: str) -> None:
         if request.startswith("PUT"):
             reached.set()
-            free.wait(10)
+            free.wait(60)
 
     s3.fault = slow
     with share_checkpoints(Bucket(on_s3), work, create_home() / "signing.key", None):
         save(work, 10)
         work.on_events([{"kind": "checkpoint", "step": 10}])
-        assert reached.wait(10)
+        assert reached.wait(60)
         for step in (20, 30, 40):  # and training removes what is being sent
             save(work, step)
         threading.Timer(0.2, free.set).start()

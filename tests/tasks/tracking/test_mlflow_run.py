@@ -353,10 +353,10 @@ def test_a_sample_that_comes_after_the_end_leaves_the_run_ended(home: Path, monk
         monkeypatch.setattr(run_tracker, name, 0.1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port()}")
     tracker = RunTracker("recipe", "flow-1")
-    assert begun.wait(5)
+    assert begun.wait(60)
     tracker.end("FINISHED")
     taken.set()
-    assert reported.wait(5)
+    assert reported.wait(60)
     assert not Outbox("flow-1").is_open()
 
 
@@ -514,7 +514,7 @@ def test_a_second_process_of_the_same_run_waits_until_the_first_has_ended(tracke
     thread.join(0.5)
     assert thread.is_alive() and not seconds
     first.end("FAILED")
-    thread.join(10)
+    thread.join(60)
     assert is_running_here("flow-1")
     seconds[0].end("FINISHED")
 
