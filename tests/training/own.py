@@ -17,6 +17,8 @@ from transformers.trainer_callback import ExportableState
 from training.batching.batches import PadToLongest
 from training.engine.trainer import ExactTrainer
 from training.evaluation.metrics import LabelMetric
+from training.task_types.sequence_classification import SequenceClassification
+from training.task_types.task_type import Loss
 
 Batch = dict[str, torch.Tensor]
 
@@ -47,6 +49,27 @@ def label_hinge(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def huber(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.huber_loss(logits, labels, reduction="none")
+
+
+class Unsure(SequenceClassification):
+    """A task type whose loss is its own alone."""
+
+    def loss(self, *_: Any, **__: Any) -> Loss | None:
+        return nll
+
+
+class UnsureToo(Unsure):
+    """Inherits the loss."""
+
+
+class Doubtful(SequenceClassification):
+    """A task type whose loss is that of the recipe, doubled."""
+
+    target_form = "classes"
+
+    def loss(self, *args: Any, **settings: Any) -> Loss | None:
+        found = super().loss(*args, **settings)
+        return found and (lambda logits, labels: 2 * found(logits, labels))
 
 
 class Masked(PadToLongest):

@@ -138,7 +138,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
         if rank() == 0:
             write(job_dir / OUTPUT / f"{split}.parquet", answers, rows, numbers)
             if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
-                events.warning(advice(split, weights=task_type.target_form in ("classes", "labels")))
+                events.warning(advice(split, weights=task_type.recipe_loss_form in ("classes", "labels")))
         before += len(rows)
     corpus = Path(job.inputs["tokens"]) / f"{CORPUS}.arrow"
     written = [job_dir / OUTPUT / f"{split}.parquet" for split in splits]

@@ -54,7 +54,8 @@ class TaskSpecification(RowSpecification):
     target_form: ClassVar[TargetForm | None] = None
     """What its loss is the mean of, if the recipe can choose the loss, as in training.task_types.targets: one of
     `classes` a target, any number of `labels` a row, `binary` answers without names, one of several `places`, `tokens`,
-    or `numbers`. None if it has a loss of its own."""
+    or `numbers`. None if it has a loss of its own. A class that overrides `loss` declares it again if its loss is still
+    the recipe's."""
     loss_fields: ClassVar[Sequence[str]] = ()
     """Without a `target_form`, the fields of the recipe's training section that `loss` reads, of loss, focal_gamma,
     class_weights and label_smoothing_factor. A recipe that sets another of these is refused."""
@@ -83,6 +84,13 @@ class TaskSpecification(RowSpecification):
         """The options that are inputs of a stage, with defaults filled in."""
         names = self.option_stages.get(stage)
         return self.options.model_dump(mode="json", include=None if names is None else set(names))
+
+    @property
+    def recipe_loss_form(self) -> TargetForm | None:
+        """`target_form`, or None if it is inherited by a class with a `loss` of its own."""
+        bases = type(self).__mro__
+        declares = next(place for place, base in enumerate(bases) if "target_form" in vars(base))
+        return None if any("loss" in vars(base) for base in bases[:declares]) else self.target_form
 
     def position_limits(self) -> dict[str, int]:
         """The options, besides tokens.max_length, that are numbers of tokens for which the model needs positions."""

@@ -19,7 +19,8 @@ from tests.raised import raised_problems
 from tests.training import own, tiny
 from tests.training.forks import curve, finish
 from training.batching.batches import IGNORED, TokenRows
-from training.recipe import Training
+from training.problems import UserError
+from training.recipe import Training, parse
 from training.task_types import load
 from training.task_types.losses import target_losses as losses
 from training.task_types.task_type import Loss
@@ -285,6 +286,39 @@ def test_the_example_of_a_task_type_takes_losses_of_binary_answers(monkeypatch: 
     for training, expected in cases:
         found = task_type.loss(Training(**training), ["1", "2", "3", "4"], None, outside=False)  # type: ignore[arg-type]
         require_equal(found, WIDE, torch.arange(4), expected)
+
+
+def fields_refused(task: str) -> dict[str, str]:
+    """The messages for a recipe that sets all fields about the loss, by the field."""
+    recipe: dict[str, Any] = {
+        "name": "it",
+        "task": f"tests.training.own:{task}",
+        "data": {"source": "csv", "path": "it.csv", "text": ["text"], "label": "label"},
+        "model": {"source": "hub", "path": "me/it"},
+        "training": {"loss": "focal", "focal_gamma": 1.0, "class_weights": "balanced"},
+    }
+    try:
+        parse(recipe)
+    except UserError as error:
+        return {problem.where: problem.message for problem in error.problems}
+    return {}
+
+
+@pytest.mark.parametrize("task", ["Unsure", "UnsureToo"])
+def test_fields_that_the_own_loss_of_an_inherited_task_type_ignores_are_refused(task: str) -> None:
+    found = fields_refused(task)
+    assert found.keys() == {"training.loss", "training.focal_gamma", "training.class_weights"}
+    assert found["training.loss"] == (
+        f"does nothing with task tests.training.own:{task}, which has a loss of its own (if it calls super().loss, "
+        'declare target_form = "classes" in its class): leave it out, or set it to cross_entropy.'
+    )
+
+
+def test_a_loss_of_its_own_that_is_the_recipes_takes_them_by_declaring_the_form_again() -> None:
+    assert fields_refused("Doubtful") == {}
+    rows = TokenRows(pa.table({"length": pa.array([1], pa.int32()), "label": [0]}))
+    focal = load("tests.training.own:Doubtful").loss(Training(loss="focal"), LABELS, rows, outside=False)
+    assert focal is not None and float(focal(LOGITS, ROWS)) == pytest.approx(2 * loss_of(loss="focal"))
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "multi-label-classification"])

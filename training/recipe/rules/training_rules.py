@@ -112,11 +112,14 @@ def _metric_while_training(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _loss_of_the_task_type(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     """Fields about the loss apply only to task types whose loss reads them."""
     task_type, fields = task_type_of(written), written.fields("training")
-    if (form := task_type.target_form) is not None:
+    if (form := task_type.recipe_loss_form) is not None:
         idle = _IDLE[form]
     else:
         others = [name for name in _LOSS_FIELDS if name not in task_type.loss_fields]
-        idle = dict.fromkeys(others, "which has a loss of its own")
+        reason = "which has a loss of its own"
+        if (inherited := task_type.target_form) is not None:
+            reason += f' (if it calls super().loss, declare target_form = "{inherited}" in its class)'
+        idle = dict.fromkeys(others, reason)
     for name, reason in idle.items():
         if written[f"training.{name}"] != fields[name].get_default():
             default = json.dumps(fields[name].get_default()).strip('"')
