@@ -53,23 +53,37 @@ class Corruption:
         return missing, np.clip(np.rint(missing / self.mean_span), np.minimum(missing, 1), most).astype(np.int64)
 
 
+def find_sentinels(tokenizer: PreTrainedTokenizerBase) -> Ids:
+    """The sentinel of each span. Raises UserError if the tokenizer has none.
+
+    ByT5's are its last bytes, from id 258 down, as in T5's code, which takes the end of the vocabulary (Xue et al.,
+    arXiv:2105.13626). The token `<extra_id_0>` that transformers adds behind them was never trained. The first 11
+    sentinels are bytes that no text in UTF-8 has.
+    """
+    from transformers import ByT5Tokenizer
+
+    if isinstance(tokenizer, ByT5Tokenizer):
+        size = tokenizer.vocab_size + tokenizer.offset
+        return np.arange(size - 1, size - 1 - SENTINELS, -1, dtype=np.int32)
+    vocabulary = tokenizer.get_vocab()
+    names = [sentinel(number) for number in range(SENTINELS)]
+    found = [vocabulary.get(name, vocabulary.get(f"▁{name}")) for name in names]  # mT5's stand in its vocabulary
+    if lacking := [name for name, token in zip(names, found, strict=True) if token is None]:
+        message = f"it has no token {lacking[0]}, and span-corruption needs {names[0]} to {names[-1]}: choose a T5, "
+        message += "mT5, UL2 or ByT5, or model.source: scratch."
+        raise UserError.of("model", "tokenizer", message)
+    return np.array(found, np.int32)
+
+
 class CorruptedSpans(PadSourceAndTarget):
     """The batches of PadSourceAndTarget: input_ids (B, T) without some spans, and labels (B, S). Raises UserError if
     the tokenizer has no sentinels."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, multiple: int, corruption: Corruption) -> None:
         super().__init__(tokenizer, multiple)
-        vocabulary = tokenizer.get_vocab()
-        names = [sentinel(number) for number in range(SENTINELS)]
-        found = [vocabulary.get(name, vocabulary.get(f"▁{name}")) for name in names]  # mT5's stand in its vocabulary
-        if lacking := [name for name, token in zip(names, found, strict=True) if token is None]:
-            message = (
-                f"it has no token {lacking[0]}, and span-corruption needs {names[0]} to {names[-1]}: choose a T5, "
-            )
-            message += "mT5, UL2 or ByT5, or model.source: scratch."
-            raise UserError.of("model", "tokenizer", message)
-        self.sentinels, self.corruption = np.array(found, np.int32), corruption
-        self.special = sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id, *found})
+        self.sentinels, self.corruption = find_sentinels(tokenizer), corruption
+        named = tokenizer.convert_tokens_to_ids([sentinel(number) for number in range(SENTINELS)])
+        self.special = sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id, *named, *self.sentinels})
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         if isinstance(rows, SeededBatch):

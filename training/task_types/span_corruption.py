@@ -46,7 +46,8 @@ class SpanCorruption(LanguageModeling):
         noise_density: float = Field(default=0.15, gt=0, lt=1)
         """The share of a text's tokens that are missing, rounded, at least one token a text."""
         mean_noise_span_length: float = Field(default=3.0, ge=1)
-        """The mean number of tokens of a missing span. A text lacks at most 100 spans."""
+        """The mean number of tokens of a missing span; ByT5, whose tokens are bytes, was trained with 20. A text
+        lacks at most 100 spans."""
 
     options: Options
     option_stages: ClassVar = {"load_data": ()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from training.batching.batches import IGNORED
 from training.batching.corrupted_spans import CorruptedSpans, Corruption
@@ -96,3 +96,19 @@ def test_a_tokenizer_without_sentinels_is_refused_with_those_that_have_them(tmp_
     load: Callable[[Path], PreTrainedTokenizerFast] = PreTrainedTokenizerFast.from_pretrained
     with pytest.raises(UserError, match=re.escape("it has no token <extra_id_0>, and span-corruption needs")):
         CorruptedSpans(load(tmp_path), 1, T5)
+
+
+def test_of_byt5_the_sentinels_are_the_last_bytes_in_descending_order_as_in_t5s_code() -> None:
+    """Its sentinel_id is the vocabulary's size less 1, and a ByteVocabulary has 259 ids."""
+    tokenizer = ByT5Tokenizer()
+    ids = np.array(tokenizer("Früher schrieb man “so”, heute so. " * 10)["input_ids"], np.int32)
+    corruption = Corruption(density=0.15, mean_span=6.0)
+    batch = CorruptedSpans(tokenizer, 1, corruption)(SeededBatch([{"input_ids": ids}], [4, 1], [7]))
+    given, wanted = (batch[name][0].numpy() for name in ("input_ids", "labels"))
+    (spans,) = corruption.count(np.array([len(ids) - 1]))[1]
+    marks = range(258, 258 - spans, -1)
+    assert spans == 10 and given[np.isin(given, marks)].tolist() == wanted[np.isin(wanted, marks)].tolist() == [*marks]
+    missing = np.split(wanted[:-1], np.flatnonzero(np.isin(wanted, marks)))[1:]
+    kept = np.split(given, np.flatnonzero(np.isin(given, marks)))
+    whole = [kept[0], *(part for span, rest in zip(missing, kept[1:], strict=True) for part in (span[1:], rest[1:]))]
+    assert np.concatenate(whole).tolist() == ids.tolist() and wanted[-1] == tokenizer.eos_token_id
