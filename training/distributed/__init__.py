@@ -7,6 +7,7 @@ training/recipe/tables/strategies.py:
     build_configuration   the configuration for accelerate or DeepSpeed that is known from the recipe alone
     build_arguments       fields of TrainingArguments; called before any communication between ranks
     adjust_arguments      sets values that TrainingArguments has no field for
+    wrapping              a context in which accelerate wraps the model
     check_wrapper         the fault of a prepared model that is not distributed as requested, or None
     gather_weights        the weights to export, on rank 0; only those of adapters if there are any; all ranks call it
 

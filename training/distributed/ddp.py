@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ def build_arguments(compute: ResolvedCompute, network: torch.nn.Module) -> dict[
 
 def adjust_arguments(arguments: Any, compute: ResolvedCompute) -> None:
     pass
+
+
+def wrapping(network: Any) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def check_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:

@@ -5,6 +5,8 @@ other while they compute.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from training.distributed import FROM_THE_MODEL
@@ -35,13 +37,13 @@ def build_configuration(compute: ResolvedCompute) -> dict[str, Any]:
 
 
 def build_arguments(compute: ResolvedCompute, network: PreTrainedModel) -> dict[str, Any]:
-    """The fields of TrainingArguments. Raises UserError for a layer class that the model lacks, and for a model that
-    shares the weights of its embeddings with other modules."""
+    """The fields of TrainingArguments. Raises UserError for a layer class that the model lacks, and for units that
+    share a weight."""
     import torch
 
-    require_unshared_embeddings(network)
     config = build_configuration(compute)
-    config["transformer_layer_cls_to_wrap"] = find_wrapped_layers(network, compute.fsdp_wrap)
+    config["transformer_layer_cls_to_wrap"] = wrapped = find_wrapped_layers(network, compute.fsdp_wrap)
+    require_one_group(network, wrapped)
     if torch.cuda.is_available():
         # With these variables accelerate adds gloo to NCCL, for shards in the CPU's memory.
         os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": str(config["cpu_offload"]).lower()}
@@ -50,20 +52,47 @@ def build_arguments(compute: ResolvedCompute, network: PreTrainedModel) -> dict[
     return {"fsdp": True, "fsdp_config": config, "accelerator_config": {"use_configured_state": True}}
 
 
-def require_unshared_embeddings(network: PreTrainedModel) -> None:
-    """Raises UserError if modules besides the embeddings and the head have their weights, as in T5, BART and masked
-    BERT: accelerate 1.15 considers only these two, and torch 2.13 cannot shard a weight in two groups."""
+def require_one_group(network: PreTrainedModel, wrapped: Collection[str]) -> None:
+    """Raises UserError if modules in two units (layers of the classes `wrapped`, and the rest of the model) share a
+    weight: torch 2.13 has a weight in one unit only."""
+    units: dict[str, Any] = {"": network}
+    units |= {
+        name: module
+        for name, module in network.named_modules(remove_duplicate=False)
+        if type(module).__name__ in wrapped
+    }
+    holders: dict[int, dict[str, str]] = {}
+    for name, weight in network.named_parameters(remove_duplicate=False):
+        unit = max((unit for unit in units if f"{name}.".startswith(f"{unit}." if unit else "")), key=len)
+        holders.setdefault(id(weight), {}).setdefault(str(id(units[unit])), name)
+    for names in holders.values():
+        if len(names) > 1:
+            message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(names.values())} are one "
+            message += "weight in units of their own. Name other compute.fsdp_wrap, or choose ddp or deepspeed-zero3."
+            raise UserError.of("compute", "compute.strategy", message)
+
+
+@contextmanager
+def wrapping(network: PreTrainedModel) -> Iterator[None]:
+    """Inside, accelerate leaves the embeddings and the head in the unit of the whole model if other modules have their
+    weights, as in T5, BART and masked BERT. Accelerate 1.15 makes them a unit of their own, and torch 2.13 has a weight
+    in one unit only."""
+    hidden = ("get_input_embeddings", "get_output_embeddings") if _find_sharers(network) else ()
+    for name in hidden:
+        setattr(network, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            delattr(network, name)
+
+
+def _find_sharers(network: PreTrainedModel) -> set[torch.nn.Module]:
+    """The modules besides the embeddings and the head that have weights of these."""
     known = {module for embeddings in _find_embeddings(network) for module in embeddings.modules()}
     weights = {id(weight) for module in known for weight in module.parameters(recurse=False)}
-    others = [
-        name
-        for name, module in network.named_modules()
-        if module not in known and any(id(own) in weights for own in module.parameters(recurse=False))
-    ]
-    if others:
-        message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(others)} have the weights of its "
-        message += "embeddings or its head. Choose ddp, deepspeed-zero2 or deepspeed-zero3."
-        raise UserError.of("compute", "compute.strategy", message)
+    others = {module for module in network.modules() if module not in known}
+    return {module for module in others if any(id(own) in weights for own in module.parameters(recurse=False))}
 
 
 def _find_embeddings(network: PreTrainedModel) -> set[torch.nn.Module]:
@@ -109,9 +138,9 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
 
 
 def _shardable_classes(network: PreTrainedModel) -> list[str]:
-    """The classes of modules with weights, without those that contain embeddings: accelerate gathers embeddings
-    separately, and a weight is in one group only."""
-    embeddings = _find_embeddings(network)
+    """The classes of modules with weights, without those that contain embeddings or others with their weights: a weight
+    is in one unit only."""
+    embeddings = _find_embeddings(network) | _find_sharers(network)
     found, around = set(), {"ModuleList"}  # a list has no forward pass
     for module in network.modules():
         if embeddings & set(module.modules()):
@@ -143,9 +172,14 @@ def check_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | Non
 
 
 def gather_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """In the CPU's memory of rank 0; empty on the others."""
+    """In the CPU's memory of rank 0; empty on the others. A weight of several modules is one tensor, as in a model that
+    is not sharded, so that an export has it once."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trainer.has_adapters)
     weights: dict[str, Any] = get_model_state_dict(trainer.model, options=options)
+    first: dict[int, str] = {}
+    for name, weight in trainer.model.named_parameters(remove_duplicate=False):
+        if (known := first.setdefault(id(weight), name)) != name and {known, name} <= weights.keys():
+            weights[name] = weights[known]
     return weights

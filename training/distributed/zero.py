@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from training.distributed import FROM_THE_MODEL
@@ -86,6 +87,10 @@ def _share_on_cpu() -> None:
 
 def adjust_arguments(arguments: Any, compute: ResolvedCompute) -> None:
     pass
+
+
+def wrapping(network: Any) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def check_wrapper(model: torch.nn.Module, compute: ResolvedCompute) -> str | None:

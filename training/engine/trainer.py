@@ -476,7 +476,8 @@ class ExactTrainer(Trainer):
         return super()._finalize_training(*args)
 
     def _prepare_for_training(self, *args: Any) -> tuple[torch.nn.Module, Any]:
-        model, batches = super()._prepare_for_training(*args)
+        with self._strategy.wrapping(self.model):
+            model, batches = super()._prepare_for_training(*args)
         wrapped = getattr(model, "_orig_mod", model)  # inside torch_compile's wrapper
         if wrong := self._strategy.check_wrapper(wrapped, self._task.compute):
             raise RuntimeError(f"requested {self._task.compute.strategy}, but the model is not wrapped for it: {wrong}")

@@ -15,15 +15,19 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
+    AlbertConfig,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    BertConfig,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     ResNetConfig,
     ViTConfig,
 )
 
+from tests.fork_server import call
 from tests.raised import raised_problems
+from tests.task_types import fit_job, make_world
 from tests.training import tiny
 from tests.training.forks import (
     assert_resumes,
@@ -37,7 +41,7 @@ from tests.training.forks import (
 )
 from training import distributed
 from training.distributed import zero
-from training.distributed.fsdp import find_wrapped_layers, require_unshared_embeddings
+from training.distributed.fsdp import find_wrapped_layers, require_one_group
 from training.engine.checkpoints import find_damage, step_of
 from training.jobs.protocol import Failure, Job, Outcome, read_outcome
 from training.recipe import ResolvedCompute
@@ -274,11 +278,63 @@ def test_the_layers_that_fsdp_puts_together_are_found_from_the_model_or_named(wo
 def test_fsdp_takes_the_layer_of_patches_for_one_module_and_names_a_model_without_embeddings() -> None:
     config = ViTConfig(image_size=16, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     patches = AutoModelForImageClassification.from_config(config)
-    require_unshared_embeddings(patches)
     assert find_wrapped_layers(patches, None) == ["ViTLayer"]
+    require_one_group(patches, ["ViTLayer"])
     convolutions = AutoModelForImageClassification.from_config(ResNetConfig(hidden_sizes=[4], depths=[1]))
-    (problem,) = raised_problems(require_unshared_embeddings, convolutions)
+    (problem,) = raised_problems(find_wrapped_layers, convolutions, None)
     assert problem.where == "compute.strategy" and "ResNetForImageClassification, which has no" in problem.message
+
+
+@pytest.mark.parametrize("task", ["masked-lm", "span-corruption"])
+def test_fsdp_trains_a_model_whose_embeddings_are_also_weights_of_others_as_one_process_does(
+    tmp_path: Path, task: str
+) -> None:
+    """BERT's words and its head's bias, T5's words of encoder, decoder and head; without dropout, and killed once."""
+    call(make_world, task, tmp_path / "world")
+    config = tmp_path / "world/base/output/model/config.json"
+    quiet = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout_rate"), 0.0)
+    config.write_text(json.dumps(json.loads(config.read_text()) | quiet))
+    quick = {"max_steps": 10, "eval_strategy": "no", "load_best_model_at_end": False, "checkpoint_interval_s": 0.01}
+    quick |= {"extra": {"adam_epsilon": 1e-4}}
+    one, two = (
+        fit_job(
+            task,
+            tmp_path / "world",
+            tmp_path / strategy,
+            {"strategy": strategy, "num_processes": processes},
+            per_device_train_batch_size=20 // processes,
+            **quick,
+        )
+        for strategy, processes in {"ddp": 1, "fsdp": 2}.items()
+    )
+    assert finish(one).state == "finished"
+    assert kill_when(two, lambda: checkpoints_written(two) >= 3, victim=1)
+    assert finish(two).state == "finished"
+    model, wanted = (load_file(job / "output/model/model.safetensors") for job in (two, one))
+    assert model.keys() == wanted.keys()
+    before = load_file(config.parent / "model.safetensors")
+    words = next(name for name in wanted if name.endswith(("word_embeddings.weight", "shared.weight")))
+    assert (wanted[words] - before[words.removeprefix("bert.")]).abs().max() > 1e-3
+    for name, weight in wanted.items():
+        torch.testing.assert_close(model[name], weight, rtol=0, atol=1e-5, msg=name)
+
+
+def test_fsdp_refuses_units_that_share_a_weight_and_takes_a_layer_that_is_used_several_times() -> None:
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**sizes, intermediate_size=8)
+    network = AutoModelForSequenceClassification.from_config(config)
+    require_one_group(network, ["BertLayer"])
+    first, second = network.bert.encoder.layer
+    second.output.dense.weight = first.output.dense.weight
+    (problem,) = raised_problems(require_one_group, network, ["BertLayer"])
+    assert problem.where == "compute.strategy" and problem.message.startswith(
+        "'fsdp' cannot share out BertForSequenceClassification: bert.encoder.layer.0.output.dense.weight and "
+        "bert.encoder.layer.1.output.dense.weight are one weight in units of their own."
+    )
+    require_one_group(network, [])
+    once = AutoModelForSequenceClassification.from_config(AlbertConfig(**sizes, intermediate_size=8))
+    once.albert.encoder.another = once.albert.encoder.albert_layer_groups[0]
+    require_one_group(once, ["AlbertLayerGroup"])
 
 
 # tests/training/models/test_lora.py has the same test with one process.

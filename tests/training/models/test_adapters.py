@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.raised import raised_problems
 from tests.training import tiny
-from tests.training.forks import assert_resumes, finish
+from tests.training.forks import assert_resumes, checkpoints_written, finish, kill_when
 from training.models import adapters
 from training.recipe import parse
 from training.recipe.tables.adapters import ADAPTERS, LORA
@@ -28,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "LOKR": {"r": 2, "alpha": 4, "rank_dropout": 0.1},
     "LOHA": {"r": 2, "alpha": 4, "module_dropout": 0.1},
 }
+LAYERS = ["query", "value", "output.dense"]
 QUICK: dict[str, Any] = {"num_train_epochs": 1, "learning_rate": 2e-2, "checkpoint_interval_s": 0.01}
 
 
@@ -39,7 +42,7 @@ def test_each_kind_is_tried() -> None:
 def test_merged_it_answers_as_the_adapter_does_and_killed_it_ends_with_the_same_bytes(
     world: Path, tmp_path: Path, kind: str
 ) -> None:
-    lora = {"peft_type": kind, "settings": SETTINGS[kind], "target_modules": ["query", "value", "output.dense"]}
+    lora = {"peft_type": kind, "settings": SETTINGS[kind], "target_modules": LAYERS}
     whole, killed = (tiny.fit_job(world, tmp_path / name, lora=lora, **QUICK) for name in ("whole", "killed"))
     outcome = finish(whole)
     assert outcome.state == "finished", outcome
@@ -59,6 +62,48 @@ def test_merged_it_answers_as_the_adapter_does_and_killed_it_ends_with_the_same_
         before, after = (network.bert(**batch).last_hidden_state for network in (base().eval(), merged))
     assert (after - before).abs().max() > 1e-3
     assert json.loads((output / "adapter/adapter_config.json").read_text())["peft_type"] == kind
+
+
+def sharings() -> list[Any]:
+    """Each kind with each strategy that shards something; a kind a strategy in every run of the tests."""
+    found = []
+    lacks = importlib.util.find_spec("deepspeed") is None
+    usual = {"fsdp": "VERA", "deepspeed-zero2": "LOKR", "deepspeed-zero3": "OFT"}
+    for strategy, often in usual.items():
+        needs = [pytest.mark.skipif(lacks, reason="needs the extra deepspeed")] if "deepspeed" in strategy else []
+        for kind in ADAPTERS:
+            found.append(pytest.param(kind, strategy, marks=[*needs, *([pytest.mark.drill] * (kind != often))]))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "strategy"), sharings())
+def test_two_processes_that_share_the_model_end_with_the_merged_weights_of_one_even_after_a_kill(
+    world: Path, tmp_path: Path, kind: str, strategy: str
+) -> None:
+    """Without dropout, which each process draws for itself. With so large an epsilon, Adam does not blow up the
+    rounding of gradients near 0."""
+    base = world / "base-without-dropout"
+    shutil.copytree(world / "base", base, dirs_exist_ok=True)
+    config = json.loads((base / "model/config.json").read_text())
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "model/config.json").write_text(json.dumps(config | quiet))
+    settings = {name: value for name, value in SETTINGS.get(kind, {}).items() if "dropout" not in name}
+    lora: dict[str, Any] = {"peft_type": kind, "settings": settings, "target_modules": LAYERS}
+    steps: dict[str, Any] = {"max_steps": 8, "eval_strategy": "no", "load_best_model_at_end": False}
+    steps |= {"base": base.name, "lora": lora, "learning_rate": 0.1, "extra": {"adam_epsilon": 1e-5}}
+    one = tiny.fit_job(world, tmp_path / "one", per_device_train_batch_size=16, **steps)
+    compute = {"strategy": strategy}
+    two = tiny.fit_job(world, tmp_path / "two", processes=2, compute=compute, checkpoint_interval_s=0.01, **steps)
+    assert finish(one).state == "finished"
+    assert kill_when(two, lambda: checkpoints_written(two) >= 3, victim=1)
+    assert finish(two).state == "finished"
+    merged, wanted = (load_file(job / "output/model/model.safetensors") for job in (two, one))
+    assert merged.keys() == wanted.keys()
+    before = load_file(base / "model/model.safetensors")
+    moved = [float((wanted[f"bert.{name}"] - weight).abs().max()) for name, weight in before.items() if "query" in name]
+    assert max(moved) > 1e-4
+    for name, weight in wanted.items():
+        torch.testing.assert_close(merged[name], weight, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(
