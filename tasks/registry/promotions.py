@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 TRIES = 5
 PENDING_WAIT_S = 15.0
-"""Waiting time after which the process of an announced move is considered dead."""
+"""Time for which a move is seen pending until its process is considered dead."""
 PENDING_S = 600.0
 """Age at which an announced move is considered dead without waiting; clocks of machines differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
@@ -172,25 +172,33 @@ def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
 
 
 def _wait_for_pending_moves(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
-    """Waits until no announced move of the alias is pending, and returns the registered model."""
-    deadline = time.monotonic() + PENDING_WAIT_S
+    """Waits until no announced move of the alias is pending, or the pending ones are considered dead. Returns the
+    registered model."""
+    waited_for: list[Move] = []
+    since = time.monotonic()
     while True:
         model = need_model(client, name)
-        if time.monotonic() >= deadline or not _is_moving(model, alias):
+        if (pending := _pending_moves(model, alias)) != waited_for:  # each is waited for from its own announcement
+            waited_for, since = pending, time.monotonic()
+        if not pending or time.monotonic() >= since + PENDING_WAIT_S:
             return model
         time.sleep(0.2)
 
 
-def _is_moving(model: RegisteredModel, alias: str) -> bool:
-    """Whether another home has announced the last move recently, and the alias has not moved yet."""
+def _pending_moves(model: RegisteredModel, alias: str) -> list[Move]:
+    """The last moves that other homes have announced recently, if the alias has not moved yet."""
     moves = read_numbered_moves(model)
-    last = [move for number, move in moves if number == moves[-1][0] and move.alias == alias]
     earliest = _now() - timedelta(seconds=PENDING_S)
-    return any(
-        _is_at(model, alias, move.before) and datetime.fromisoformat(move.time) > earliest
-        for move in last
-        if move.home != _digest_home() and not _is_at(model, alias, move.to)
-    )
+    return [
+        move
+        for number, move in moves
+        if number == moves[-1][0]
+        and move.alias == alias
+        and move.home != _digest_home()
+        and _is_at(model, alias, move.before)
+        and not _is_at(model, alias, move.to)
+        and datetime.fromisoformat(move.time) > earliest
+    ]
 
 
 def _digest_home() -> str:

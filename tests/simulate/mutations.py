@@ -298,7 +298,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "a lock on a removed file counts": ("turns", _replaced(locks, "_is_file", lambda descriptor, file: True)),
     "a move of an alias is not announced": ("registry", _replaced(promotions, "_announce", _announce_never)),
     "an announced move ignores others": ("registry", _replaced(promotions, "_announce", _announce_unseen)),
-    "a pending move is not waited for": ("registry", _replaced(promotions, "_is_moving", lambda model, alias: False)),
+    "a pending move is not waited for": ("registry", _replaced(promotions, "_pending_moves", lambda model, alias: [])),
     "a move does not look where the alias is": (
         "registry",
         _replaced(promotions, "_is_at", lambda model, alias, version: True),

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tasks.cache.results import Comparison, Promotion, Verdict, Version
 from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
 from tasks.registry.promotions import list_champions
-from tasks.registry.versions import Move, read_moves
+from tasks.registry.versions import MOVE_TAG, Move, need_model, read_moves
 from tasks.stages.register import promote
 from tasks.tracking.connection import connect
 from tests.made import COMPARISON
@@ -328,6 +329,28 @@ def test_of_two_homes_that_promote_at_once_one_alone_does(
     monkeypatch.undo()
     assert len(promoted) == 1 and aliases(client)["live"] == promoted[0]
     assert list_champions(kept(client), aliases(client)["live"]) == ["1", promoted[0]]
+
+
+def test_a_move_is_considered_dead_only_if_it_stays_pending_not_if_a_process_has_waited_for_others_before(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover whose announcement was two seconds old was considered dead by one that had waited for three others; both
+    then withdrew, and the alias was at a version whose promotion was refused (seed 712485 of the scene `registry`)."""
+    monkeypatch.setattr(promotions, "PENDING_WAIT_S", 2.0)
+    run("1")
+    (first,) = kept(client)
+    began: list[float] = []
+
+    def announced(*arguments: Any) -> Any:
+        if len(began) < 2:  # another home announces its move, and at the next look a third one
+            move = first.model_copy(update={"before": "1", "to": str(len(began) + 2), "home": "another"})
+            client.set_registered_model_tag("reviews", f"{MOVE_TAG}{len(began) + 2}-00000000", move.model_dump_json())
+            began.append(time.monotonic())
+        return need_model(*arguments)
+
+    monkeypatch.setattr(promotions, "need_model", announced)
+    promotions._wait_for_pending_moves(client, "reviews", "live")
+    assert len(began) == 2 and time.monotonic() - began[1] >= 2.0
 
 
 def test_a_run_whose_promotion_is_taken_back_leaves_what_another_has_promoted_since(
