@@ -78,9 +78,10 @@ class Outbox:
         with path.open("rb") as file:
             file.seek(offset)
             for line in file:
+                if not line.endswith(b"\n"):  # still being written: its rest would be read as another line
+                    break
                 offset += len(line)
-                # Skips a line that was cut off by a kill or is still being written.
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError):  # a kill has cut it off
                     entries.append((json.loads(line), offset))
         return entries
 

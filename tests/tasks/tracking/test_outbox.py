@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,29 @@ def test_a_line_torn_by_a_kill_takes_no_later_entry_along(home: Path, torn: byte
         assert mine
         outbox.put("end", status="KILLED")
     assert entries(outbox) == ["start", "end"] and not outbox.is_open()
+
+
+def test_an_entry_that_is_being_written_is_read_when_it_is_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two halves were skipped as two damaged lines, and it never arrived."""
+    outbox, parse = begun(), json.loads
+    first, second = b'{"entry": "tags", "val', b'ues": {"a": "1"}}\n{"entry": "end", "status": "FINISHED"}\n'
+
+    def write(content: bytes) -> None:
+        with (outbox.folder / OUTBOX).open("ab") as file:
+            file.write(content)
+
+    def parse_while_it_is_written(line: bytes) -> Any:
+        if line == first:
+            write(second)
+        return parse(line)
+
+    write(first)
+    monkeypatch.setattr(json, "loads", parse_while_it_is_written)
+    (started,) = outbox.read_undelivered()
+    monkeypatch.undo()
+    outbox.mark_delivered(started[1])
+    write(second)
+    assert entries(outbox) == ["tags", "end"]
 
 
 def test_a_run_killed_within_its_first_line_is_no_run(home: Path) -> None:
