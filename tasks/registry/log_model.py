@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tasks.cache.code import code_behind
@@ -91,10 +91,18 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     mlflow.set_experiment(settings.experiment)
     # The default of transformers, by which the trained files were divided: then MLflow writes the same ones.
     MLFLOW_HUGGINGFACE_MODEL_MAX_SHARD_SIZE.set("50GB")
+    flavor, model = (
+        _build_pipeline_model(task_type, folder, settings)
+        if is_pipeline
+        else _build_python_model(task_type, folder, settings, job_dir)
+    )
+    # Its metrics and parameters follow by the run's tracking: MLflow would read the history of each of the run's
+    # metrics, and take those of one step, without their rows.
+    started = mlflow.initialize_logged_model(settings.registry, source_run_id=settings.run_id)
     info = Model.log(
         artifact_path=None,
-        name=settings.registry,
-        run_id=settings.run_id,
+        flavor=_OfRun(flavor, settings.run_id),
+        model_id=started.model_id,
         # With names: MLflow turns nameless texts that look like Python values into these values.
         signature=ModelSignature(
             inputs=Schema([ColSpec(_mlflow_type(field.type), field.name) for field in inputs.schema]),
@@ -103,11 +111,7 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
         input_example=inputs.slice(0, settings.examples).to_pylist(),
         # Named, not inferred: to infer them, MLflow would load the model in another process.
         pip_requirements=settings.requirements,
-        **(
-            _build_pipeline_model(task_type, folder, settings)
-            if is_pipeline
-            else _build_python_model(task_type, folder, settings, job_dir)
-        ),
+        **model,
     )
     if is_pipeline:
         _replace_files(info.model_id, folder, job_dir / "files", logged_parts(images=task_type.reads_images()))
@@ -127,8 +131,20 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     return str(mlflow.register_model(info.model_uri, settings.registry, tags=settings.tags).version)
 
 
-def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelSettings) -> dict[str, Any]:
-    """The arguments of Model.log for a model that MLflow serves by a pipeline of transformers."""
+class _OfRun(NamedTuple):
+    """A flavor of MLflow that names the run in the model's file MLmodel, as Model.log does if it gets the run."""
+
+    flavor: Any
+    run_id: str
+
+    def save_model(self, path: str, mlflow_model: Any, **options: Any) -> None:
+        """As the flavor."""
+        mlflow_model.run_id = self.run_id
+        self.flavor.save_model(path=path, mlflow_model=mlflow_model, **options)
+
+
+def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelSettings) -> tuple[Any, dict[str, Any]]:
+    """The flavor, and the arguments of Model.log, for a model that MLflow serves by a pipeline of transformers."""
     import mlflow
 
     from training.models import loading
@@ -137,8 +153,7 @@ def _build_pipeline_model(task_type: TaskType, folder: Path, settings: LogModelS
     read_by = {"tokenizer": loading.load_tokenizer(folder)} if own is None else {"image_processor": own.processor}
     # A served model truncates long texts as training did.
     truncation = {"truncation": True, "max_length": settings.max_length} if own is None else {}
-    return {
-        "flavor": mlflow.transformers,
+    return mlflow.transformers, {
         "transformers_model": {"model": loading.load_trained(task_type, folder), **read_by},
         "task": task_type.hub_task,
         "model_config": truncation,
@@ -180,9 +195,11 @@ def share_weights(location: str, folder: Path, aside: Path) -> None:
                 os.replace(aside, copy)
 
 
-def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSettings, job_dir: Path) -> dict[str, Any]:
-    """The arguments of Model.log for any other model: its folder, with its calibration, and a copy of the package
-    `training` and of the user's task type with its imports; no pickle. The copies are made in `job_dir`."""
+def _build_python_model(
+    task_type: TaskType, folder: Path, settings: LogModelSettings, job_dir: Path
+) -> tuple[Any, dict[str, Any]]:
+    """The flavor, and the arguments of Model.log, for any other model: its folder, with its calibration, and a copy of
+    the package `training` and of the user's task type with its imports; no pickle. The copies are made in `job_dir`."""
     import mlflow
 
     code = job_dir / "code"
@@ -193,8 +210,7 @@ def _build_python_model(task_type: TaskType, folder: Path, settings: LogModelSet
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.file, code / name)
     shutil.copytree(PROJECT / "training", code / "training", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc"))
-    return {
-        "flavor": mlflow.pyfunc,
+    return mlflow.pyfunc, {
         "python_model": str(Path(__file__).with_name("pyfunc_model.py")),
         "artifacts": {"model": str(folder)},
         "model_config": settings.model_dump(include={"task", "options", "max_length"}),

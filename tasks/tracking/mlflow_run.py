@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tasks.home import tracking_is_local
+from tasks.home import home, tracking_is_local
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
     connect,
@@ -25,6 +25,7 @@ from tasks.tracking.connection import (
     search_all,
     version_page,
 )
+from tasks.tracking.logged_models import CONTEXTS, NOTE_TAG, describe_model
 from tasks.tracking.outbox import Outbox, find_undelivered, was_killed_here
 from tasks.tracking.tracker import (
     JUDGED_TAG,
@@ -50,7 +51,7 @@ SAMPLE_S = 10.0
 # deleted run.
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE"}
 # Tags that MLflow defines.
-NAME_TAG, NOTE_TAG, PARENT_TAG = "mlflow.runName", "mlflow.note.content", "mlflow.parentRunId"
+NAME_TAG, PARENT_TAG = "mlflow.runName", "mlflow.parentRunId"
 
 _logger = logging.getLogger(__name__)
 
@@ -145,6 +146,10 @@ class Mlflow(Tracker):
         """As Tracker."""
         self._client.log_inputs(self.find_run_id(), datasets=[_build_dataset(values)])
 
+    def log_model(self, values: Mapping[str, Any]) -> None:
+        """As Tracker."""
+        describe_model(self._client, self.find_run_id(), self.run.recipe, values)
+
     def end(self, status: str, time_ms: int) -> None:
         """As Tracker."""
         self._client.set_terminated(self.find_run_id(), status, time_ms)
@@ -212,9 +217,24 @@ def _build_dataset(entry: Mapping[str, Any]) -> Any:
         digest=entry["digest"],
         source_type="local",
         source=json.dumps({"uri": entry["source"]}),
+        schema=_describe_columns(home() / entry["source"]),
         profile=json.dumps(entry["profile"]),
     )
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
+    context = CONTEXTS.get(entry["name"], entry["name"])
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+
+
+def _describe_columns(file: Path) -> str | None:
+    """The columns of a file of rows, as MLflow's page of a dataset shows them; None if it was removed meanwhile."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(file)) as rows:
+            columns = pa.ipc.open_file(rows).schema
+    except (OSError, pa.ArrowInvalid):
+        return None
+    listed = [{"name": one.name, "type": str(one.type), "required": not one.nullable} for one in columns]
+    return json.dumps({"mlflow_colspec": listed})
 
 
 def sample_system_metrics(on_sample: Callable[[dict[str, float]], None], ended: threading.Event) -> None:

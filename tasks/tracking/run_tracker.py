@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import re
@@ -21,7 +22,7 @@ from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.home import home, with_this_home
 from tasks.reports.model_reports import read_slices
-from tasks.tracking.connection import one_line
+from tasks.tracking.connection import MODEL_TAG, one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
@@ -36,6 +37,9 @@ DEAD_WAIT_S = 3.0
 # Files that people read are tracked; weights and tables of rows stay in the store.
 SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
 MAX_SHOWN_BYTES = 20_000_000
+
+ROWS = ".arrow"
+DIGEST_LENGTH = 36  # characters of a dataset's digest in MLflow
 
 TRACKED_GROUPS = 20  # of a slice, the largest
 GROUP_LENGTH = 100  # characters of a group's name in MLflow
@@ -72,6 +76,7 @@ class RunTracker(Listener):
         self._programs: dict[str, list[dict[str, Any]]] = {}  # of stages that are running, as log_programs gets them
         self._earlier: dict[str, str] = {}  # the tags of earlier tries of the run
         self._points: dict[str, set[int]] = {}  # the steps of each curve, of all tries
+        self._model: dict[str, Any] = {"version": None, "rows": {}, "tags": {}}  # what log_model gets
         now = time.time()
         starts = [now]
         for entry in self._outbox.read_entries("start", "tags", "metrics"):
@@ -163,6 +168,7 @@ class RunTracker(Listener):
         if programs := self._programs.pop(row.name, []):
             self._outbox.put("programs", stage=row.name, programs=programs)
         self.set_tags({f"{row.name}.state": row.state})
+        self._follow_model(row.name, result)
         numbers, logged = {"seconds": row.seconds}, {}
         if isinstance(result, Artifact):
             logged = {f"{row.name}.digest": result.digest}
@@ -180,6 +186,8 @@ class RunTracker(Listener):
         # The final number of a curve is left out: it would be one more point of the curve.
         named = {f"{row.name}/{name}": value for name, value in numbers.items()}
         self._outbox.put("figures", values={name: value for name, value in named.items() if name not in self._points})
+        if isinstance(result, Version):
+            self._outbox.put("model", **self._model)
         if logged:
             self.set_tags(logged)  # last: it says that the rest is logged
 
@@ -187,6 +195,8 @@ class RunTracker(Listener):
         """Ends the run (FINISHED, FAILED or KILLED) and waits for the last delivery, at most LAST_WAIT_S."""
         self._sampling_ended.set()
         self._sampler.join(LOAD_WAIT_S)  # a sample that is being taken is logged before the end
+        if status == "FINISHED" and "digest" in self._model and self._model["version"] is None:
+            self._outbox.put("model", **self._model)
         self._outbox.put("end", status=status)
         for delivery in self._deliveries:
             delivery.ended.set()
@@ -257,14 +267,34 @@ class RunTracker(Listener):
                 folders = path.parent.relative_to(ref.path).parts
                 self.log_file(path, "/".join([row.name, *(folder for folder in folders if folder != "log")]))
         if row.name == "load_data":
-            profile = to_jsonable_python(ref.result, exclude_none=True)
-            self._outbox.put(
-                "dataset",
-                name="data",
-                digest=ref.digest[:36],
-                source=ref.location,
-                profile=profile,
-            )
+            counts = to_jsonable_python(ref.result, exclude_none=True)
+            for split, digest in self._model["rows"].items():
+                profile = {"num_rows": counts.get(f"{split}_rows")}
+                source = f"{ref.location}/{split}{ROWS}"
+                self._outbox.put("dataset", name=split, digest=digest, source=source, profile=profile)
+
+    def _follow_model(self, stage: str, result: Any) -> None:
+        """Keeps what `log_model` gets from the results of stages."""
+        if isinstance(result, Artifact) and stage == "load_data":
+            files = {name.removesuffix(ROWS): digest for name, digest in result.parts.items() if name.endswith(ROWS)}
+            self._model["rows"] = {name: digest[:DIGEST_LENGTH] for name, digest in files.items() if "." not in name}
+        elif isinstance(result, Artifact) and stage == "fit":
+            digest = result.parts.get("model", result.digest)
+            self._model |= {"digest": digest, "step": _find_exported_step(result)}
+            self._model["tags"] |= {MODEL_TAG: digest, "finetune.fit.key": result.key}
+        elif isinstance(result, Verdict):
+            self._model["tags"] |= {"finetune.verdict": result.decision, "finetune.verdict_reason": result.reason}
+        elif isinstance(result, Version):
+            self._model["version"] = f"{result.name}/{result.version}"
+
+
+def _find_exported_step(fit: Artifact) -> int:
+    """The step of the checkpoint whose weights were exported."""
+    numbers = to_jsonable_python(fit.result)
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads((fit.path / "inputs.json").read_bytes()).get("training.load_best_model_at_end"):
+            return int(numbers.get("best_step") or numbers.get("steps", 0))
+    return int(numbers.get("steps", 0))
 
 
 class _DeliveryThread(threading.Thread):

@@ -8,7 +8,8 @@
     figures          the numbers of a stage that has ended, such as the scores
     text, file       recipe, reports, pictures, logs
     programs         the processes of a stage that has ended
-    dataset          the rows that the run read
+    dataset          the rows of a split
+    model            the exported model, when it is registered, or at the end of a run that registers none
     end              the state of the run
 
 A new tracker is a module with a subclass of Tracker and its line in training/recipe/tables/trackers.py, or in
@@ -126,7 +127,11 @@ class Tracker:
         and `ended` of its first and last event. They come before the state of the stage."""
 
     def log_dataset(self, values: Mapping[str, Any]) -> None:
-        """The rows of the run: name, digest, source and profile."""
+        """The rows of a split: its name, and the digest, the source and the profile of its rows."""
+
+    def log_model(self, values: Mapping[str, Any]) -> None:
+        """The exported model, after its metrics: `version`, NAME/NUMBER, or None, `digest`, `step` of its checkpoint,
+        `tags`, and `rows`, the digest of each split's rows."""
 
     def end(self, status: str, time_ms: int) -> None:
         """The run has ended: FINISHED, FAILED or KILLED."""
@@ -160,6 +165,8 @@ class Tracker:
             self.log_programs(entry["stage"], entry["programs"])
         elif kind == "dataset":
             self.log_dataset(entry)
+        elif kind == "model":
+            self.log_model(entry)
         elif kind == "end":
             self.end(entry["status"], time_ms)
 

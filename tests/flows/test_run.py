@@ -89,7 +89,7 @@ def test_a_run_is_tracked_in_one_mlflow_run_with_curve_figures_and_files(finishe
     assert [point.step for point in curve] == list(range(15, 121, 15))
     for name, value in finished.result["metrics"]["validation"]["accuracy"].items():
         assert run.data.metrics[f"score/validation/accuracy/{name}"] == value
-    assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["data"]
+    assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["train", "validation"]
     tops = ("", "load_data", "tokenize", "fit", "score")
     files = {f.path for top in tops for f in client.list_artifacts(run.info.run_id, top)}
     expected = {"recipe.yaml", "load_data/report.json", "fit/events.jsonl", "score/confusion_validation.png"}
@@ -128,6 +128,13 @@ def test_the_registered_version_is_safetensors_with_its_lineage_and_its_metrics(
     its_own = [path for path in stored if version.source.rpartition("/")[2] in path.parts]
     (described,) = [Model.load(path) for path in its_own if path.name == "MLmodel"]
     assert described.signature.inputs.input_names() == ["text"]
+    assert described.run_id == finished.result["mlflow_run_id"]
+    logged, run = client.get_logged_model(described.model_id), client.get_run(described.run_id)
+    on = {one.key: (one.dataset_name, one.value) for one in logged.metrics}
+    assert on["score/validation/accuracy/value"] == ("validation", accuracy)
+    assert {*on} >= {name for name in run.data.metrics if name.startswith(("fit/eval_", "score/", "gate/"))}
+    assert logged.params == run.data.params and logged.tags["mlflow.note.content"] == version.description
+    assert [output.step for output in run.outputs.model_outputs] == [run.data.metrics["fit/best_step"]]
     assert described.signature.outputs.input_names() == ["label", "score"]
     (example,) = [path for path in its_own if path.name == "input_example.json"]
     assert [list(row) for row in json.loads(example.read_text())] == [["text"], ["text"]]

@@ -120,7 +120,8 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     world = tmp_path / "world"
     world.mkdir()
-    call(log_and_predict, world, find_or_create_run(client, "e", "run"), f"sqlite:///{tracked / 'mlflow.db'}")
+    run_id = find_or_create_run(client, "e", "run")
+    call(log_and_predict, world, run_id, f"sqlite:///{tracked / 'mlflow.db'}")
 
     refused = outcome(world / "refused").failure
     assert refused is not None and refused.kind == "internal" and "was stored when it was evaluated" in refused.message
@@ -138,6 +139,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     assert outcome(world / "unpiped").result == {"version": "1"}
     for name in ("pairs", "own"):  # all that MLflow writes is known, or no version could be signed
         place = client.get_model_version_download_uri(name, "1").removeprefix("file://")
+        assert f"run_id: {run_id}" in Path(place, "MLmodel").read_text()
         logged = digest_all(Path(place))
         trained = TrainedModel(world / "model", digest_all(world / "model"))
         assert require_trained(Path(place), logged, trained) == logged

@@ -97,7 +97,7 @@ def test_a_run_has_its_parameters_tags_figures_files_and_data(tracked: Path) -> 
     shown = ["1.log", "events.jsonl", "inputs.json", "report.json"]
     assert files(run) == [*(f"load_data/{name}" for name in shown), "recipe.yaml"]
     (data,) = run.inputs.dataset_inputs
-    assert (data.dataset.name, json.loads(data.dataset.source)) == ("data", {"uri": ref.location})
+    assert (data.dataset.name, json.loads(data.dataset.source)) == ("train", {"uri": f"{ref.location}/train.arrow"})
 
 
 def test_a_childs_figures_keep_their_own_times_and_steps_and_a_replay_adds_nothing(tracked: Path) -> None:
