@@ -1,5 +1,5 @@
-"""The dossier of a registered version: one zip file with its lineage, card, metrics and verdict, and the same facts as
-a CycloneDX bill of materials, a Croissant data set and OpenLineage events.
+"""The dossier of a registered version: one zip file with its lineage, card, metrics and verdict, the same facts as a
+CycloneDX bill of materials, a Croissant data set and OpenLineage events, and how to check it and make the model again.
 
 The same record and card give the same bytes: entries are sorted, stored without compression, and have no times.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tasks.provenance.bill_of_materials import build_bill_of_materials
 from tasks.provenance.croissant import build_croissant
 from tasks.registry.lineage import damage, find_version
-from tasks.registry.versions import need_model, need_version
+from tasks.registry.versions import GIT_COMMIT_TAG, GIT_DIRTY_TAG, need_model, need_version
 from tasks.tracking.connection import connect, mlflow_errors
 from training.problems import UserError
 
@@ -34,6 +34,8 @@ class Documents(NamedTuple):
     """Of lineage."""
     card: str
     """Its description in the registry, Markdown."""
+    commit: str
+    """Of the repository in which it was trained, in words; empty without one."""
 
 
 def _build_events(version: Documents) -> str:
@@ -44,16 +46,81 @@ def _build_events(version: Documents) -> str:
     return "".join(f"{Serde.to_json(event)}\n" for event in build_events(version.record))
 
 
-MEMBERS: dict[str, Callable[[Documents], str]] = {
-    "bom.cdx.json": lambda version: _to_json(build_bill_of_materials(version.record, version.name, version.number)),
-    "card.md": lambda version: version.card,
-    "croissant.json": lambda version: _to_json(build_croissant(version.record)),
-    "lineage.json": lambda version: _to_json(version.record),
-    "metrics.json": lambda version: _to_json(version.record.get("metrics")),
-    "openlineage.jsonl": _build_events,
-    "verdict.json": lambda version: _to_json(version.record.get("verdict")),
+class Member(NamedTuple):
+    """A file of a dossier."""
+
+    content: str
+    """For its readers."""
+    build: Callable[[Documents], str]
+
+
+def _build_readme(version: Documents) -> str:
+    name, record = f"{version.name}/{version.number}", version.record
+    files = "".join(f"| `{file}` | {one.content} |\n" for file, one in sorted(MEMBERS.items()))
+    model = "".join(f"| `{file}` | `{one['sha256']}` |\n" for file, one in record["model"]["files"].items())
+    environment, libraries = record.get("environment") or {}, record.get("libraries") or {}
+    hardware = ", ".join(str(environment[part]) for part in ("device", "system") if environment.get(part))
+    code = f" The run was started in a repository at {version.commit}." if version.commit else ""
+    return README.format(
+        name=name,
+        title=f"{version.name} version {version.number}",
+        files=files,
+        model=model,
+        code=code,
+        hardware=hardware or "hardware that is not recorded",
+        libraries=", ".join(f"{library} {number}" for library, number in sorted(libraries.items())),
+    )
+
+
+README = """# Dossier of {title}
+
+| file | content |
+| --- | --- |
+{files}
+## Was it changed?
+
+The signature is the file beside this one whose name ends with `.sigstore.json`. `finetune verify` trusts the keys of
+`trust.yaml`; without the project, OpenSSF's command takes the public key of the one who signed:
+
+    finetune verify FILE.zip
+    model_signing verify key FILE.zip --signature FILE.zip.sigstore.json --public_key KEY.pub
+
+## Make the model again
+
+    finetune reproduce {name}
+
+It trains on the recorded rows and compares the bytes of the model. If the recipe names code, it lists that code and
+asks for `--run-code`.{code} The same bytes need the same hardware ({hardware}) and libraries: {libraries}.
+
+| file of the model | sha256 |
+| --- | --- |
+{model}
+## Write this file again
+
+    finetune dossier {name} --out FILE.zip
+
+It has the same bytes unless a later run gave the version another description.
+"""
+
+MEMBERS: dict[str, Member] = {
+    "README.md": Member("this text", _build_readme),
+    "bom.cdx.json": Member(
+        "a bill of materials: CycloneDX 1.6",
+        lambda version: _to_json(build_bill_of_materials(version.record, version.name, version.number)),
+    ),
+    "card.md": Member("the version's description in the registry", lambda version: version.card),
+    "croissant.json": Member(
+        "the rows, their files and digests: Croissant 1.0", lambda version: _to_json(build_croissant(version.record))
+    ),
+    "lineage.json": Member(
+        "all inputs of all stages: recipe, rows, code, libraries, hardware", lambda version: _to_json(version.record)
+    ),
+    "metrics.json": Member("the metrics with their intervals", lambda version: _to_json(version.record.get("metrics"))),
+    "openlineage.jsonl": Member("the events of the run: OpenLineage", _build_events),
+    "verdict.json": Member(
+        "the decision of the gate and its checks", lambda version: _to_json(version.record.get("verdict"))
+    ),
 }
-"""The files of a dossier, with the functions that build their texts."""
 
 
 def find_documents(name: str) -> Documents:
@@ -63,18 +130,27 @@ def find_documents(name: str) -> Documents:
     with mlflow_errors():
         client = connect()
         model = need_model(client, registered["name"])
-        card = need_version(client, model, version=registered["version"]).description or ""
-    return Documents(registered["name"], registered["version"], {**record, "registered": registered}, card)
+        version = need_version(client, model, version=registered["version"])
+    commit = version.tags.get(GIT_COMMIT_TAG, "")
+    if commit:
+        commit = f"commit {commit}" + (" with changes" if version.tags.get(GIT_DIRTY_TAG) == "true" else "")
+    return Documents(
+        registered["name"],
+        registered["version"],
+        {**record, "registered": registered},
+        version.description or "",
+        commit,
+    )
 
 
 def build_dossier(version: Documents) -> bytes:
     """The zip file. Raises UserError if a package is missing or the record is damaged."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for member, build in sorted(MEMBERS.items()):
+        for member, one in sorted(MEMBERS.items()):
             try:
                 with damage(f"{version.name}/{version.number}"):
-                    text = build(version)
+                    text = one.build(version)
             except ModuleNotFoundError as error:
                 message = f"{member} needs the package {error.name}: pip install 'finetune-flows[openlineage]'."
                 raise UserError.of("environment", "dossier", message) from error

@@ -36,6 +36,7 @@ from tasks.registry.versions import (
     DATA_TAG,
     EXPORTS_TAG,
     GIT_COMMIT_TAG,
+    GIT_DIRTY_TAG,
     LONGEST_TAG,
     METRICS_TAG,
     PRECISION_TAG,
@@ -260,7 +261,7 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
     if lock.started_from:
         tags[STARTED_FROM_TAG] = lock.started_from.model_dump_json()
     if git := git_commit():
-        tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
+        tags |= {GIT_COMMIT_TAG: git.commit, GIT_DIRTY_TAG: str(git.dirty).lower()}
     return tags
 
 

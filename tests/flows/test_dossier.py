@@ -57,6 +57,11 @@ def test_the_files_of_a_dossier_are_valid_and_lead_to_the_rows_of_the_run(versio
     }
     assert weights == {*record["model"]["files"]}
 
+    readme, members = (folder / "README.md").read_text(), [*folder.iterdir()]
+    assert {name for name in readme.split("`")[1::2] if (folder / name).is_file()} == {one.name for one in members}
+    assert "    finetune reproduce small/1\n" in readme and "    finetune dossier small/1 --out FILE.zip\n" in readme
+    assert all(f"| `{name}` | `{file['sha256']}` |" in readme for name, file in record["model"]["files"].items())
+
     dataset = Dataset(folder / "croissant.json")
     assert not dataset.metadata.ctx.issues.errors
     for rows in dataset.metadata.record_sets:
