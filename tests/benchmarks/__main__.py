@@ -95,6 +95,8 @@ def main() -> int:
         parser.error("--peer trains --model on --data: name both")
     if options.sets and not options.model:
         parser.error("--sets trains --model: name both")
+    if options.nights < nights.LEAST:
+        parser.error(f"--nights: at least {nights.LEAST}, so that there are early and late ones")
     prepare_environment()
     figures, failed = [], False
     with tempfile.TemporaryDirectory(prefix="finetune-benchmarks-") as folder:

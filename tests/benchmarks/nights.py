@@ -17,8 +17,12 @@ from tests.flows.small import finetune, write_project, write_rows
 
 WIDE = {"vocab_size": 20_000, "hidden_size": 64}
 """Most weights of this model are in its embedding, so that it is large and still trained within seconds."""
+NIGHT_S = 1800.0
+"""After which a run counts as hung, on a busy machine too."""
 SETTLED = 3
-"""Nights after which the databases have their first pages."""
+"""Nights after which the databases have their first pages; of fewer than nine, a third."""
+LEAST = 3
+"""Nights by which an early one can be told from a late one."""
 
 
 def measure(subject: Subject) -> list[Row]:
@@ -34,14 +38,15 @@ def measure(subject: Subject) -> list[Row]:
     bytes_after = []
     for night in range(subject.nights):
         write_rows(file.parent / "train.csv", 240, seed=100 + night)
-        ran = finetune(home, "run", str(file))
+        ran = finetune(home, "run", str(file), timeout_s=NIGHT_S)
         if ran.returncode != 0:
             raise RuntimeError(ran.stdout + ran.stderr)
         bytes_after.append(_registry_bytes(home))
     weights = sum(file.stat().st_size for file in home.glob(f"mlartifacts/**/{LOGGED_PARTS['model']}/*.safetensors"))
     versions = len([*home.glob("mlartifacts/**/MLmodel")])
-    half = (subject.nights - SETTLED) // 2
-    early = (bytes_after[SETTLED + half - 1] - bytes_after[SETTLED - 1]) / half
+    settled = min(SETTLED, subject.nights // 3)
+    half = (subject.nights - settled) // 2
+    early = (bytes_after[settled + half - 1] - bytes_after[settled - 1]) / half
     late = (bytes_after[-1] - bytes_after[-1 - half]) / half
     own = weights / versions
     return [
