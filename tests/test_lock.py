@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -97,30 +97,62 @@ def rewrite_installed(folder: Path, name: str) -> str:
     return write_wheel(folder, name, installed.version, content)
 
 
-def test_make_installs_the_locked_files_and_refuses_a_changed_wheel(tmp_path: Path) -> None:
-    wheels, project = tmp_path / "wheels", tmp_path / "project"
+def write_project(folder: Path, wheels: Path) -> bytes:
+    """Writes a project that depends on torch and on the package small, and an index of their wheels with the lock of
+    these. The wheel of small is another one than the locked one, which is returned."""
     wheels.mkdir()
-    project.mkdir()
-    shutil.copy(ROOT / "Makefile", project)
+    folder.mkdir()
     described = '[project]\nname = "finetune-flows"\nversion = "1"\ndependencies = ["torch>=1"]\n'
     described += '[project.optional-dependencies]\ndev = ["small>=1"]\ndemo = []\n[tool.setuptools]\npy-modules = []\n'
-    (project / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools>=77"]\n' + described)
+    (folder / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools>=77"]\n' + described)
     lines = [rewrite_installed(wheels, name) for name in ("pip", "setuptools")]
     write_wheel(wheels, "torch", "2.0+cpu", {"torch.py": b""})
     lines += ["torch==2.0\n", write_wheel(wheels, "small", "1.0", {"small.py": b"written = 'by its author'\n"})]
-    (project / "constraints.txt").write_text(HEADER + "".join(lines))
-    whole = (wheels / "small-1.0-py3-none-any.whl").read_bytes()
+    (folder / "constraints.txt").write_text(HEADER + "".join(lines))
+    whole = (wheels / SMALL).read_bytes()
     write_wheel(wheels, "small", "1.0", {"small.py": b"written = 'by somebody else'\n"})
+    return whole
+
+
+SMALL = "small-1.0-py3-none-any.whl"
+
+
+def make(project: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Installs the project by the Makefile."""
+    shutil.copy(ROOT / "Makefile", project)
+    argv = ["make", "--silent", ".venv/.installed", f"PYTHON={sys.executable}"]
+    return subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
+
+
+def build_layers(project: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Installs the project by the commands of the image that install, as a build runs them."""
+    dockerfile = (ROOT / "infra" / "Dockerfile").read_text()
+    runs = re.findall(r"^RUN ((?:.+\\\n)+.*)", dockerfile, re.MULTILINE)
+    scripts = [re.sub(r"--mount=\S+ +(\\\n)? *", "", run) for run in runs if "pip install" in run]
+    assert len(scripts) == 2
+    there = f"{project / '.venv/bin'}:{Path(sys.executable).parent}:{environment['PATH']}"
+    environment = {**environment, "PATH": there, "TORCH_INDEX": "", "EXTRAS": "dev"}
+    argv = ["sh", "-e", "-c", "\n".join(scripts)]
+    return subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("install", [make, build_layers])
+def test_make_and_the_image_install_the_locked_files_and_refuse_a_changed_wheel(
+    tmp_path: Path, install: Callable[[Path, dict[str, str]], subprocess.CompletedProcess[str]]
+) -> None:
+    wheels, project = tmp_path / "wheels", tmp_path / "project"
+    whole = write_project(project, wheels)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE", "VENV"))}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
-    argv = ["make", "--silent", ".venv/.installed", f"PYTHON={sys.executable}"]
 
-    refused = subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
-    assert refused.returncode == 2 and "DO NOT MATCH THE HASHES" in refused.stderr, refused.stderr
+    refused = install(project, environment)
+    assert refused.returncode != 0 and "DO NOT MATCH THE HASHES" in refused.stderr, refused.stderr
     assert "small" in refused.stderr and not list((project / ".venv").rglob("small.py"))
 
-    (wheels / "small-1.0-py3-none-any.whl").write_bytes(whole)
-    made = subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
+    (wheels / SMALL).write_bytes(whole)
+    for left in ("flows", "tasks", "training"):  # a layer that failed leaves nothing
+        shutil.rmtree(project / left, ignore_errors=True)
+    made = install(project, environment)
     assert made.returncode == 0, made.stderr
     (installed,) = (project / ".venv").rglob("small.py")
     assert installed.read_text() == "written = 'by its author'\n" and list((project / ".venv").rglob("torch.py"))
