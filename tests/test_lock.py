@@ -132,7 +132,7 @@ def build_layers(project: Path, environment: dict[str, str]) -> subprocess.Compl
     assert len(scripts) == 2
     there = f"{project / '.venv/bin'}:{Path(sys.executable).parent}:{environment['PATH']}"
     environment = {**environment, "PATH": there, "TORCH_INDEX": "", "EXTRAS": "dev"}
-    argv = ["sh", "-e", "-c", "\n".join(scripts)]
+    argv = ["sh", "-c", " && ".join(f"( {script} )" for script in scripts)]
     return subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
 
 

@@ -74,7 +74,7 @@ _LIBRARY_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _TEXT_METHODS = ("warning", "note")
 _NAME = re.compile(r"^Name: *(\S+)", re.MULTILINE)
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
-"""The name of a distribution in its METADATA, which takes a millisecond to parse."""
+"""The name and the version of a distribution in its METADATA, which takes a millisecond to parse."""
 
 
 def figures_code(task: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tasks.provenance.bill_of_materials import build_bill_of_materials
 from tasks.provenance.croissant import build_croissant
 from tasks.registry.lineage import damage, find_version
-from tasks.registry.versions import GIT_COMMIT_TAG, GIT_DIRTY_TAG, need_model, need_version
+from tasks.registry.versions import need_model, need_version
 from tasks.tracking.connection import connect, mlflow_errors
 from training.problems import UserError
 
@@ -34,8 +34,6 @@ class Documents(NamedTuple):
     """Of lineage."""
     card: str
     """Its description in the registry, Markdown."""
-    commit: str
-    """Of the repository in which it was trained, in words; empty without one."""
 
 
 def _build_events(version: Documents) -> str:
@@ -60,7 +58,10 @@ def _build_readme(version: Documents) -> str:
     model = "".join(f"| `{file}` | `{one['sha256']}` |\n" for file, one in record["model"]["files"].items())
     environment, libraries = record.get("environment") or {}, record.get("libraries") or {}
     hardware = ", ".join(str(environment[part]) for part in ("device", "system") if environment.get(part))
-    code = f" The run was started in a repository at {version.commit}." if version.commit else ""
+    code = ""
+    if git := (record.get("code") or {}).get("git"):
+        changes = " with changes" if git["dirty"] else ""
+        code = f" The run was started in a repository at commit {git['commit']}{changes}."
     return README.format(
         name=name,
         title=f"{version.name} version {version.number}",
@@ -79,13 +80,16 @@ README = """# Dossier of {title}
 {files}
 ## Was it changed?
 
-The signature is the file beside this one whose name ends with `.sigstore.json`. `finetune verify` trusts the keys of
-`trust.yaml`; without the project, OpenSSF's command takes the public key of the one who signed:
+If the dossier is signed, its signature is beside the zip file: FILE.zip.sigstore.json. `finetune verify` checks it by
+the keys of `trust.yaml`; without the project, OpenSSF's command (`pip install model-signing`) does by the public key of
+the one who signed:
 
     finetune verify FILE.zip
     model_signing verify key FILE.zip --signature FILE.zip.sigstore.json --public_key KEY.pub
 
 ## Make the model again
+
+In a home that has this registry, or with `MLFLOW_TRACKING_URI` set to its server:
 
     finetune reproduce {name}
 
@@ -95,7 +99,9 @@ asks for `--run-code`.{code} The same bytes need the same hardware ({hardware}) 
 | file of the model | sha256 |
 | --- | --- |
 {model}
-## Write this file again
+## Write the dossier again
+
+In the same place:
 
     finetune dossier {name} --out FILE.zip
 
@@ -131,15 +137,11 @@ def find_documents(name: str) -> Documents:
         client = connect()
         model = need_model(client, registered["name"])
         version = need_version(client, model, version=registered["version"])
-    commit = version.tags.get(GIT_COMMIT_TAG, "")
-    if commit:
-        commit = f"commit {commit}" + (" with changes" if version.tags.get(GIT_DIRTY_TAG) == "true" else "")
     return Documents(
         registered["name"],
         registered["version"],
         {**record, "registered": registered},
         version.description or "",
-        commit,
     )
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 TRIES = 5
 PENDING_WAIT_S = 15.0
-"""Time for which a move is seen pending until its process is considered dead."""
+"""How long a move may stay pending before its process is considered dead."""
 PENDING_S = 600.0
 """Age at which an announced move is considered dead without waiting; clocks of machines differ by less."""
 # MLflow's databases hold 5000 characters of a registered model's tag.
@@ -141,7 +141,7 @@ def set_champion_alias(
     # Last, and in one call: a reader of the alias finds the old champion or the new one.
     client.set_registered_model_alias(model.name, names.champion, version)
     current = need_model(client, model.name)
-    later = [other for n, other in read_numbered_moves(current) if n > number and other.alias == move.alias]
+    later = [other for n, _, other in read_numbered_moves(current) if n > number and other.alias == move.alias]
     if later and later[0].before != version:  # by a process that considered this one dead
         if _is_at(current, move.alias, version):
             client.set_registered_model_alias(model.name, move.alias, later[-1].to)
@@ -159,7 +159,7 @@ def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
         model = _wait_for_pending_moves(client, name, move.alias)
         if not _is_at(model, move.alias, move.before):
             break
-        number = 1 + max((n for n, _ in read_numbered_moves(model)), default=0)
+        number = 1 + max((n for n, _, _ in read_numbered_moves(model)), default=0)
         tag = f"{MOVE_TAG}{number}-{secrets.token_hex(4)}"
         client.set_registered_model_tag(name, tag, move.model_dump_json())
         current = need_model(client, name)
@@ -174,24 +174,23 @@ def _announce(client: MlflowClient, name: str, move: Move) -> tuple[int, str]:
 def _wait_for_pending_moves(client: MlflowClient, name: str, alias: str) -> RegisteredModel:
     """Waits until no announced move of the alias is pending, or the pending ones are considered dead. Returns the
     registered model."""
-    waited_for: list[Move] = []
-    since = time.monotonic()
+    seen: dict[str, float] = {}  # an announcement, when it was first seen
     while True:
-        model = need_model(client, name)
-        if (pending := _pending_moves(model, alias)) != waited_for:  # each is waited for from its own announcement
-            waited_for, since = pending, time.monotonic()
-        if not pending or time.monotonic() >= since + PENDING_WAIT_S:
+        model, now = need_model(client, name), time.monotonic()
+        pending = {tag: seen.get(tag, now) for tag in _pending_tags(model, alias)}
+        if all(now >= first + PENDING_WAIT_S for first in pending.values()):
             return model
+        seen |= pending
         time.sleep(0.2)
 
 
-def _pending_moves(model: RegisteredModel, alias: str) -> list[Move]:
-    """The last moves that other homes have announced recently, if the alias has not moved yet."""
+def _pending_tags(model: RegisteredModel, alias: str) -> list[str]:
+    """The tags of the last moves that other homes have announced recently, if the alias has not moved yet."""
     moves = read_numbered_moves(model)
     earliest = _now() - timedelta(seconds=PENDING_S)
     return [
-        move
-        for number, move in moves
+        tag
+        for number, tag, move in moves
         if number == moves[-1][0]
         and move.alias == alias
         and move.home != _digest_home()

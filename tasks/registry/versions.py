@@ -12,7 +12,16 @@ from typing_extensions import TypedDict
 
 from tasks.cache.results import Name
 from tasks.home import tracking_uri, without_credentials
-from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors, search_all
+from tasks.tracking.connection import (
+    FLOW_RUN_TAG,
+    MAX_LENGTH_TAG,
+    MODEL_TAG,
+    REASON_TAG,
+    VERDICT_TAG,
+    connect,
+    mlflow_errors,
+    search_all,
+)
 from training.evaluation.scores import SplitScores
 from training.problems import UserError, nearest
 
@@ -37,9 +46,6 @@ BASE_VERSION_TAG = "finetune.base_model_version"
 DATA_COMMIT_TAG = "finetune.data_commit"
 DATA_FILES_TAG = "finetune.data_files"
 GIT_COMMIT_TAG = "finetune.git_commit"
-GIT_DIRTY_TAG = "finetune.git_dirty"
-VERDICT_TAG = "finetune.verdict"
-REASON_TAG = "finetune.verdict_reason"
 SPLIT_TAG = "finetune.judged_split"
 METRICS_TAG = "finetune.figures"  # its name in the first versions of this project
 EXPORTS_TAG = "finetune.exports"
@@ -251,12 +257,12 @@ class Move(BaseModel):
 
 def read_moves(model: RegisteredModel) -> list[Move]:
     """Reads the recorded moves of a registered model, oldest first."""
-    return [move for _, move in read_numbered_moves(model)]
+    return [move for _, _, move in read_numbered_moves(model)]
 
 
-def read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
-    """The moves with their numbers, in order. Two moves with one number were announced at the same time, and at most
-    one of them happened."""
+def read_numbered_moves(model: RegisteredModel) -> list[tuple[int, str, Move]]:
+    """The moves with their numbers and tags, in order. Two moves with one number were announced at the same time, and
+    at most one of them happened."""
     moves = []
     for tag, text in model.tags.items():
         if match := MOVE.fullmatch(tag):
@@ -265,7 +271,7 @@ def read_numbered_moves(model: RegisteredModel) -> list[tuple[int, Move]]:
             except ValidationError:  # edited by hand, or of a later version of the project
                 continue
             moves.append((int(match[1]), move.time, tag, move))
-    return [(number, move) for number, _, _, move in sorted(moves, key=lambda entry: entry[:3])]
+    return [(number, tag, move) for number, _, tag, move in sorted(moves, key=lambda entry: entry[:3])]
 
 
 def list_models(name: str | None, limit: int) -> list[dict[str, Any]]:

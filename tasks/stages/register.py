@@ -36,18 +36,15 @@ from tasks.registry.versions import (
     DATA_TAG,
     EXPORTS_TAG,
     GIT_COMMIT_TAG,
-    GIT_DIRTY_TAG,
     LONGEST_TAG,
     METRICS_TAG,
     PRECISION_TAG,
     READING_TAG,
-    REASON_TAG,
     RECIPE_TAG,
     ROWS_TAG,
     SPLIT_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
-    VERDICT_TAG,
     WEIGHTS_TAG,
     Aliases,
     find_model,
@@ -60,6 +57,8 @@ from tasks.tracking.connection import (
     FLOW_RUN_TAG,
     MAX_LENGTH_TAG,
     MODEL_TAG,
+    REASON_TAG,
+    VERDICT_TAG,
     build_environment,
     connect,
     find_or_create_run,
@@ -261,7 +260,7 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
     if lock.started_from:
         tags[STARTED_FROM_TAG] = lock.started_from.model_dump_json()
     if git := git_commit():
-        tags |= {GIT_COMMIT_TAG: git.commit, GIT_DIRTY_TAG: str(git.dirty).lower()}
+        tags |= {GIT_COMMIT_TAG: git.commit, "finetune.git_dirty": str(git.dirty).lower()}
     return tags
 
 

@@ -7,11 +7,12 @@ metrics; MLflow calls it external.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.connection import MODEL_TAG
+from tasks.tracking.connection import MODEL_TAG, REASON_TAG, VERDICT_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,13 +25,13 @@ NOTE_TAG = "mlflow.note.content"
 CONTEXTS = {"train": "training"}
 """MLflow's word for the use of a split's rows, where it is not the split's name."""
 MACHINE = ("system/", "fit/speed/")
-"""Curves that tell of the machine, not of the model."""
+"""Prefixes of metrics of the machine, not of the model."""
 
 
 def describe_model(client: MlflowClient, run_id: str, experiment: str, values: Mapping[str, Any]) -> None:
     """Adds what the logged model lacks: its run's parameters, tags, and metrics with their rows. Creates a model that
     is not registered, unless the experiment has one with the same digest. Returns without a change if the version was
-    deleted meanwhile. May be called twice.
+    deleted meanwhile, and on a server of MLflow 2, which has no logged models. May be called twice.
 
     Args:
         experiment: the recipe's name.
@@ -43,8 +44,10 @@ def describe_model(client: MlflowClient, run_id: str, experiment: str, values: M
     run, tags = client.get_run(run_id), dict(values["tags"])
     try:
         model = _find_model(client, run, values, tags) or _create_model(client, run, experiment, values)
+        if model.status != "READY":  # a kill came between both calls
+            model = client.finalize_logged_model(model.model_id, "READY")
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "ENDPOINT_NOT_FOUND"):
             return
         raise
     if model.source_run_id != run_id:
@@ -65,24 +68,27 @@ def describe_model(client: MlflowClient, run_id: str, experiment: str, values: M
 def _find_model(
     client: MlflowClient, run: MlflowRun, values: Mapping[str, Any], tags: dict[str, str]
 ) -> LoggedModel | None:
-    """The logged model of the version, whose description is added to the tags, or one with the same digest."""
+    """The logged model of the version, whose description and verdict come into the tags, or one with the same digest.
+
+    The version's verdict may be that of an earlier run.
+    """
     if values["version"] is None:
         same = f"tags.`{MODEL_TAG}` = '{values['digest']}'"
         return next(iter(client.search_logged_models([run.info.experiment_id], same, max_results=1)), None)
     name, number = values["version"].rsplit("/", 1)
     version = client.get_model_version(name, number)
+    tags |= {tag: version.tags[tag] for tag in (VERDICT_TAG, REASON_TAG) if tag in version.tags}
     tags[NOTE_TAG] = version.description or ""
     return client.get_logged_model(version.source.rpartition("/")[2])
 
 
 def _create_model(client: MlflowClient, run: MlflowRun, experiment: str, values: Mapping[str, Any]) -> LoggedModel:
-    created = client.create_logged_model(
+    return client.create_logged_model(
         run.info.experiment_id,
         name=re.sub(r"[/:.%\"']", "_", experiment),  # which MLflow refuses
         source_run_id=run.info.run_id,
         tags={EXTERNAL_TAG: "true", MODEL_TAG: values["digest"]},
     )
-    return client.finalize_logged_model(created.model_id, "READY")
 
 
 def _list_new_metrics(
@@ -92,7 +98,8 @@ def _list_new_metrics(
     MLflow ignores a point that the run has.
 
     A later run with the same model adds values that differ, and no counts and times of its own. A point that the model
-    has is left out, because MLflow refuses it with other rows.
+    has is left out, because MLflow refuses it with other rows; so is a value that is no number, which MLflow would
+    store as 0.
     """
     from mlflow.entities import Metric
 
@@ -109,7 +116,11 @@ def _list_new_metrics(
             curve = client.get_metric_history(run.info.run_id, last.key)
             point = next((one for one in curve if one.step == values["step"]), None)
         rows = (split, values["rows"][split]) if split else (None, None)
-        if point is None or (point.key, point.timestamp, point.step, run.info.run_id) in points:
+        if (
+            point is None
+            or math.isnan(point.value)
+            or (point.key, point.timestamp, point.step, run.info.run_id) in points
+        ):
             continue
         if (point.key, rows[1], point.value) not in had:
             yield Metric(point.key, point.value, point.timestamp, point.step, model.model_id, *rows)

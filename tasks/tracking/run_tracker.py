@@ -22,7 +22,7 @@ from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.home import home, with_this_home
 from tasks.reports.model_reports import read_slices
-from tasks.tracking.connection import MODEL_TAG, one_line
+from tasks.tracking.connection import MODEL_TAG, REASON_TAG, VERDICT_TAG, one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
@@ -39,6 +39,7 @@ SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
 MAX_SHOWN_BYTES = 20_000_000
 
 ROWS = ".arrow"
+SPLITS = ("train", "validation", "test")
 DIGEST_LENGTH = 36  # characters of a dataset's digest in MLflow
 
 TRACKED_GROUPS = 20  # of a slice, the largest
@@ -276,14 +277,14 @@ class RunTracker(Listener):
     def _follow_model(self, stage: str, result: Any) -> None:
         """Keeps what `log_model` gets from the results of stages."""
         if isinstance(result, Artifact) and stage == "load_data":
-            files = {name.removesuffix(ROWS): digest for name, digest in result.parts.items() if name.endswith(ROWS)}
-            self._model["rows"] = {name: digest[:DIGEST_LENGTH] for name, digest in files.items() if "." not in name}
+            files = {split: result.parts.get(f"{split}{ROWS}") for split in SPLITS}
+            self._model["rows"] = {split: digest[:DIGEST_LENGTH] for split, digest in files.items() if digest}
         elif isinstance(result, Artifact) and stage == "fit":
             digest = result.parts.get("model", result.digest)
             self._model |= {"digest": digest, "step": _find_exported_step(result)}
             self._model["tags"] |= {MODEL_TAG: digest, "finetune.fit.key": result.key}
         elif isinstance(result, Verdict):
-            self._model["tags"] |= {"finetune.verdict": result.decision, "finetune.verdict_reason": result.reason}
+            self._model["tags"] |= {VERDICT_TAG: result.decision, REASON_TAG: result.reason}
         elif isinstance(result, Version):
             self._model["version"] = f"{result.name}/{result.version}"
 

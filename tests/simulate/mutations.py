@@ -158,7 +158,7 @@ def _discard_found(work: Any) -> None:
 def _announce_unseen(client: Any, name: str, move: Any) -> tuple[int, str]:
     """Announces a move, and does not look whether another one was announced meanwhile."""
     model = promotions._wait_for_pending_moves(client, name, move.alias)
-    number = 1 + max((n for n, _ in promotions.read_numbered_moves(model)), default=0)
+    number = 1 + max((n for n, _, _ in promotions.read_numbered_moves(model)), default=0)
     tag = f"{promotions.MOVE_TAG}{number}-{os.urandom(4).hex()}"
     client.set_registered_model_tag(name, tag, move.model_dump_json())
     return number, tag
@@ -298,7 +298,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "a lock on a removed file counts": ("turns", _replaced(locks, "_is_file", lambda descriptor, file: True)),
     "a move of an alias is not announced": ("registry", _replaced(promotions, "_announce", _announce_never)),
     "an announced move ignores others": ("registry", _replaced(promotions, "_announce", _announce_unseen)),
-    "a pending move is not waited for": ("registry", _replaced(promotions, "_pending_moves", lambda model, alias: [])),
+    "a pending move is not waited for": ("registry", _replaced(promotions, "_pending_tags", lambda model, alias: [])),
     "a move does not look where the alias is": (
         "registry",
         _replaced(promotions, "_is_at", lambda model, alias, version: True),

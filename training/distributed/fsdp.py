@@ -67,8 +67,9 @@ def require_one_group(network: PreTrainedModel, wrapped: Collection[str]) -> Non
         holders.setdefault(id(weight), {}).setdefault(str(id(units[unit])), name)
     for names in holders.values():
         if len(names) > 1:
-            message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(names.values())} are one "
-            message += "weight in units of their own. Name other compute.fsdp_wrap, or choose ddp or deepspeed-zero3."
+            message = f"'fsdp' cannot share out {type(network).__name__}: {' and '.join(names.values())} share "
+            message += "a weight, but are in different units. Name other layer classes in compute.fsdp_wrap, or choose "
+            message += "ddp or deepspeed-zero3."
             raise UserError.of("compute", "compute.strategy", message)
 
 
@@ -179,7 +180,8 @@ def gather_weights(trainer: Any) -> dict[str, torch.Tensor]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trainer.has_adapters)
     weights: dict[str, Any] = get_model_state_dict(trainer.model, options=options)
     first: dict[int, str] = {}
-    for name, weight in trainer.model.named_parameters(remove_duplicate=False):
+    network = getattr(trainer.model, "_orig_mod", trainer.model)  # inside torch_compile's wrapper
+    for name, weight in network.named_parameters(remove_duplicate=False):
         if (known := first.setdefault(id(weight), name)) != name and {known, name} <= weights.keys():
             weights[name] = weights[known]
     return weights

@@ -43,7 +43,7 @@ def search_path() -> list[str]:
     return list(_search_path(tuple(sys.path), os.environ.get("PYTHONPATH", ""), os.getcwd()))
 
 
-@cache  # to find the code of a pipeline asks hundreds of times
+@cache  # called hundreds of times while the code of a pipeline is found
 def _search_path(entries: tuple[str, ...], python_path: str, working_directory: str) -> list[str]:
     named = {os.path.abspath(entry) for entry in python_path.split(os.pathsep) if entry}
     excluded = {working_directory} - named

@@ -57,7 +57,7 @@ class TaskSpecification(RowSpecification):
     or `numbers`. None if it has a loss of its own. A class that overrides `loss` declares it again if its loss is still
     the recipe's."""
     loss_fields: ClassVar[Sequence[str]] = ()
-    """Without a `target_form`, the fields of the recipe's training section that `loss` reads, of loss, focal_gamma,
+    """If the recipe cannot choose the loss, the fields of its training section that `loss` reads, of loss, focal_gamma,
     class_weights and label_smoothing_factor. A recipe that sets another of these is refused."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:

@@ -12,7 +12,9 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, Run
+from mlflow.exceptions import MlflowException
 
 from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Row
@@ -48,10 +50,12 @@ def mlflow(
         return
     server = mlflow_server(tmp_path, fresh_database)
     server.start()
-    server.wait(600)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-    yield
-    server.kill()
+    try:
+        server.wait(600)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        yield
+    finally:
+        server.kill()
 
 
 def rows(texts: list[str]) -> bytes:
@@ -198,6 +202,42 @@ def test_a_model_whose_entries_are_delivered_twice_is_as_after_once(
         {**one, **dict.fromkeys(changing)} for one in before
     ]
     assert run_page(tracker).to_dictionary() == page
+
+
+@pytest.mark.parametrize("code", ["ENDPOINT_NOT_FOUND", "RESOURCE_DOES_NOT_EXIST"])
+def test_a_server_without_logged_models_gets_the_end_of_the_run(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    def search(*arguments: Any, **options: Any) -> None:
+        error = MlflowException("there is no such page")
+        error.error_code = code
+        raise error
+
+    monkeypatch.setattr(MlflowClient, "search_logged_models", search)
+    assert run_page(run("flow-1", REJECTED, None)).info.status == "FINISHED"
+
+
+def test_a_model_that_a_kill_left_unfinished_is_finished_by_the_next_delivery(
+    tracked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outbox, "trim", lambda outbox: None)
+    with monkeypatch.context() as killed:
+        killed.setattr(
+            MlflowClient, "finalize_logged_model", lambda client, model, status: client.get_logged_model(model)
+        )
+        run("flow-1", REJECTED, None)
+    assert [one.status for one in models()] == ["PENDING"]
+    (outbox := Outbox("flow-1")).mark_delivered(0)
+    Delivery(outbox, Mlflow(run_of(outbox))).deliver()
+    assert [one.status for one in models()] == ["READY"]
+
+
+def test_a_value_that_is_no_number_is_no_metric_of_a_model(tracked: Path) -> None:
+    """MLflow would store 0, and find the model by it."""
+    run("flow-1", REJECTED, None, accuracy=float("nan"))
+    (model,) = models()
+    named = {one.key for one in model.metrics or []}
+    assert "score/validation/accuracy/low" in named and "score/validation/accuracy/value" not in named
 
 
 def test_a_version_that_was_deleted_meanwhile_holds_up_no_delivery(mlflow: None) -> None:

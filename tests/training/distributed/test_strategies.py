@@ -308,7 +308,7 @@ def test_fsdp_trains_a_model_whose_embeddings_are_also_weights_of_others_as_one_
         for strategy, processes in {"ddp": 1, "fsdp": 2}.items()
     )
     assert finish(one).state == "finished"
-    assert kill_when(two, lambda: checkpoints_written(two) >= 3, victim=1)
+    assert kill_when(two, lambda: checkpoints_written(two) >= 1, victim=1)
     assert finish(two).state == "finished"
     model, wanted = (load_file(job / "output/model/model.safetensors") for job in (two, one))
     assert model.keys() == wanted.keys()
@@ -329,7 +329,7 @@ def test_fsdp_refuses_units_that_share_a_weight_and_takes_a_layer_that_is_used_s
     (problem,) = raised_problems(require_one_group, network, ["BertLayer"])
     assert problem.where == "compute.strategy" and problem.message.startswith(
         "'fsdp' cannot share out BertForSequenceClassification: bert.encoder.layer.0.output.dense.weight and "
-        "bert.encoder.layer.1.output.dense.weight are one weight in units of their own."
+        "bert.encoder.layer.1.output.dense.weight share a weight, but are in different units."
     )
     require_one_group(network, [])
     once = AutoModelForSequenceClassification.from_config(AlbertConfig(**sizes, intermediate_size=8))

@@ -95,7 +95,7 @@ def test_two_processes_that_share_the_model_end_with_the_merged_weights_of_one_e
     compute = {"strategy": strategy}
     two = tiny.fit_job(world, tmp_path / "two", processes=2, compute=compute, checkpoint_interval_s=0.01, **steps)
     assert finish(one).state == "finished"
-    assert kill_when(two, lambda: checkpoints_written(two) >= 3, victim=1)
+    assert kill_when(two, lambda: checkpoints_written(two) >= 1, victim=1)
     assert finish(two).state == "finished"
     merged, wanted = (load_file(job / "output/model/model.safetensors") for job in (two, one))
     assert merged.keys() == wanted.keys()
