@@ -83,7 +83,8 @@ class Checkpoints:
         """Starts the training and its pusher, unless they run or have ended."""
         names = {process.name.split(".")[1] for process in self.machine.processes if process.is_alive}
         if "train" not in names and not self.is_done:
-            self._damage_newest()
+            if not names:  # a checkpoint that is being sent was whole when it was looked at
+                self._damage_newest()
             self._start("train", self._train)
         if self.pushes and "push" not in names:
             self._start("push", self._push)
