@@ -9,7 +9,7 @@ from functools import cache
 import certifi
 from mlflow.store.db import utils
 
-# Reads the file of the distribution: keys of stages have some fifty versions.
+# Reads and parses the file of the distribution: libraries ask for versions when they are imported.
 importlib.metadata.version = cache(importlib.metadata.version)
 # Imports some seventy migrations whenever a database is opened.
 utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)

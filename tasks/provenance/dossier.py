@@ -55,7 +55,8 @@ class Member(NamedTuple):
 def _build_readme(version: Documents) -> str:
     name, record = f"{version.name}/{version.number}", version.record
     files = "".join(f"| `{file}` | {one.content} |\n" for file, one in sorted(MEMBERS.items()))
-    model = "".join(f"| `{file}` | `{one['sha256']}` |\n" for file, one in record["model"]["files"].items())
+    trained = record.get("model") or {}
+    model = "".join(f"| `{file}` | `{one['sha256']}` |\n" for file, one in trained.get("files", {}).items())
     environment, libraries = record.get("environment") or {}, record.get("libraries") or {}
     hardware = ", ".join(str(environment[part]) for part in ("device", "system") if environment.get(part))
     code = ""

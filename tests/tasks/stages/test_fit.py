@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tasks.cache import code
 from tasks.cache.results import Artifact, Lock
 from tasks.stages.fit import fit, signing_key
 from tests.raised import raised_problems
@@ -234,7 +235,7 @@ def test_how_it_was_written_does_not_count(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_deepspeeds_version_counts_for_its_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
-    version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "deepspeed" else version(name))
+    read = code._version
+    monkeypatch.setattr(code, "_version", lambda one: "0.1" if one.name == "deepspeed" else read(one))
     assert flat(strategy="deepspeed-zero3")["library.deepspeed"] == "0.1"
     assert "library.deepspeed" not in flat(strategy="fsdp")

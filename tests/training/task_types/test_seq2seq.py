@@ -25,7 +25,6 @@ from tests.training.forks import assert_resumes, curve, finish
 from tests.training.programs_here import COMPARE, PREDICT, SCORE, run, warnings_of
 from tests.training.vocabularies import WORD_PIECES, save_repository, word_pieces
 from training.batching.batches import TokenRows
-from training.distributed import fsdp
 from training.engine.predictor import Predictor
 from training.evaluation import metrics
 from training.evaluation.generated_texts import Generated
@@ -34,7 +33,7 @@ from training.jobs.protocol import Events, Job
 from training.models.loading import load_for_training, load_tokenizer, load_trained
 from training.problems import UserError
 from training.programs import compare, create_model, predict, score
-from training.recipe import ResolvedCompute, Training
+from training.recipe import Training
 from training.task_types.seq2seq import Seq2Seq
 from training.tokenization import encoder as encoder_module
 from training.tokenization import transformers_encoder
@@ -259,15 +258,6 @@ def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_wou
         "with fsdp, nothing is generated while training"
     )
     assert Seq2Seq().while_training("deepspeed-zero2").loss_only_reason is None
-
-
-def test_fsdp_is_refused_for_a_model_whose_encoder_and_decoder_have_the_same_embeddings(world: Path) -> None:
-    tokenizer = load_tokenizer(world / "base/output/tokenizer")
-    model = load_for_training(Seq2Seq(), world / "base/output/model", [], tokenizer, seed=1)
-    with pytest.raises(
-        UserError, match=r"encoder\.embed_tokens and decoder\.embed_tokens have the weights of its embed"
-    ):
-        fsdp.build_arguments(ResolvedCompute(strategy="fsdp", num_processes=2, mixed_precision="no"), model)
 
 
 def predicted(world: Path, model: Path, job_dir: Path, batch_size: int, **options: Any) -> Path:
