@@ -26,6 +26,7 @@ from tasks.tracking.connection import MODEL_TAG, REASON_TAG, VERDICT_TAG, one_li
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
+from training.data.readers import SPLITS
 from training.jobs.protocol import EVENTS, Event, read_events
 
 LAST_RETRY_S = 0.5
@@ -39,7 +40,6 @@ SHOWN = {".json", ".csv", ".png", ".jsonl", ".log", ".yaml", ".txt"}
 MAX_SHOWN_BYTES = 20_000_000
 
 ROWS = ".arrow"
-SPLITS = ("train", "validation", "test")
 DIGEST_LENGTH = 36  # characters of a dataset's digest in MLflow
 
 TRACKED_GROUPS = 20  # of a slice, the largest

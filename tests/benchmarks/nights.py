@@ -22,7 +22,7 @@ NIGHT_S = 1800.0
 SETTLED = 3
 """Nights after which the databases have their first pages; of fewer than nine, a third."""
 LEAST = 3
-"""Nights by which an early one can be told from a late one."""
+"""The fewest nights that can be measured: early ones are compared with late ones."""
 
 
 def measure(subject: Subject) -> list[Row]:

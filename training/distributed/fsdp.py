@@ -139,8 +139,8 @@ def find_wrapped_layers(network: PreTrainedModel, requested: list[str] | None) -
 
 
 def _shardable_classes(network: PreTrainedModel) -> list[str]:
-    """The classes of modules with weights, without those that contain embeddings or others with their weights: a weight
-    is in one unit only."""
+    """The classes of modules that can be units of their own: they have weights, and none that the embeddings have too,
+    because a weight is in one unit only."""
     embeddings = _find_embeddings(network) | _find_sharers(network)
     found, around = set(), {"ModuleList"}  # a list has no forward pass
     for module in network.modules():
