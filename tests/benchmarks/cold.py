@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,7 +111,9 @@ def _measure_work(file: Path, folder: Path) -> tuple[dict[str, float], str]:
     """The seconds of the stages in a warm run, and the SHA-256 of its weights."""
     server = {"PREFECT_API_URL": ensure_prefect_server(), "PREFECT_API_AUTH_STRING": servers.auth_string()}
     argv = [sys.executable, "-m", "tests.benchmarks.cold", str(file), str(folder)]
-    ran = subprocess.run(argv, env=environment(folder, **server), capture_output=True, text=True, timeout=TIMEOUT_S)
+    # By default a folder of the home: a fork server starts no program for another home.
+    env = environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "compiled"), **server)
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     if ran.returncode != 0:
         raise RuntimeError(ran.stdout + ran.stderr)
     runs = [_read_result(folder / f"warm-{number}.json") for number in range(1, 1 + ROUNDS)]
@@ -179,6 +181,7 @@ def _run_warm(file: Path, folder: Path) -> int:
     with (
         patch.multiple("tasks.stages.fit", **fit),
         patch.object(fork_client, "MODULES", modules),
+        patch.object(fork_client.ForkServer, "fork", _fork(fork_client.ForkServer.fork)),
         fork_client.forked_programs(),
     ):
         for number in range(1 + ROUNDS):
@@ -186,9 +189,19 @@ def _run_warm(file: Path, folder: Path) -> int:
             code = main(["run", str(file), "--quiet", "--home", str(home), "--json", f"{home}.json"])
             if code != 0:
                 return code
-        if fork_client._current is None or fork_client._current._process.poll() is not None:
-            raise RuntimeError("the fork server has ended: it cannot import one of the modules")
     return 0
+
+
+def _fork(fork: Callable[..., int]) -> Callable[..., int]:
+    """As `fork`, but an error in place of a program that has to be a process of its own."""
+
+    def fork_or_raise(server: fork_client.ForkServer, request: Mapping[str, Any], *others: Any) -> int:
+        pid = fork(server, request, *others)
+        if pid == 0:
+            raise RuntimeError(f"{request['argv'][2]} is no fork: its environment or a module has changed")
+        return pid
+
+    return fork_or_raise
 
 
 def _modules() -> list[str]:
