@@ -68,6 +68,17 @@ def test_the_windows_of_a_row_are_in_its_fold(tmp_path: Path) -> None:
     assert [others[0]["input_ids"].tolist(), others.tokens.tolist()] == [[4, 5], [2]]
 
 
+def test_the_rows_of_a_fold_are_read_from_the_file_without_a_copy_of_tokens_or_pixels(tmp_path: Path) -> None:
+    pixels = pa.array([[row] * 100_000 for row in range(6)], pa.list_(pa.uint8()))
+    columns = {"pixel_values": pixels, "length": pa.array([1] * 6, pa.int32()), "label": pa.array(range(6))}
+    file, given = write_arrow(tmp_path / "train.arrow", pa.table(columns)), write_folds(tmp_path, [1, 2, 1, 2, 1, 2])
+    before = pa.total_allocated_bytes()
+    held = rows_of_fold(file, given / "folds.arrow", 2, held_out=True)
+    assert [(row["pixel_values"][-1], row["label"]) for row in map(held.__getitem__, range(3))] == [(1, 1), (3, 3), (5, 5)]
+    assert held.with_labels(pa.table({"predicted": [0, 0, 0]}))["label"].to_pylist() == [1, 3, 5]
+    assert pa.total_allocated_bytes() - before < 100_000
+
+
 def test_packed_rows_are_refused(tmp_path: Path) -> None:
     file, given = windows(tmp_path / "train.arrow"), write_folds(tmp_path, [1, 2, 1, 2]) / "folds.arrow"
     (problem,) = raised_problems(rows_of_fold, file, given, 1, held_out=True)

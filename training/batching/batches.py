@@ -10,6 +10,7 @@ N rows, E rows of an optimizer step over all ranks (global batch), B rows of a m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,40 @@ class TokenRows(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, rows: Path | pa.Table, only: npt.NDArray[np.bool_] | None = None) -> None:
-        """`only` (N,): the rows to take; None for all."""
-        table = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
-        self.table: pa.Table = table if only is None else _filtered(table, only)
-        table = self.table
-        chunks = table.to_batches()
-        self.lengths: npt.NDArray[np.int32] = table["length"].to_numpy()
+        """`only` (N,): the rows to take; None for all. Their lists stay where they are."""
+        self._whole = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
+        self._only = only
+        self._places = None if only is None else np.flatnonzero(only)
+        """(N,) the place of each row in the whole table; None if it has no others."""
+        chunks = self._whole.to_batches()
         self._starts = np.cumsum([0, *(chunk.num_rows for chunk in chunks)])
         self._lists: dict[str, list[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]] = {}
         """The offsets and values of each chunk, by column."""
         self._values: dict[str, npt.NDArray[Any]] = {}
-        for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        for name, kind in zip(self._whole.column_names, self._whole.schema.types, strict=True):
             if pa.types.is_list(kind):
                 columns = [chunk.column(name) for chunk in chunks]
                 self._lists[name] = [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
-            elif name != "length" and not pa.types.is_string(kind):
-                self._values[name] = table[name].to_numpy()
+            elif not pa.types.is_string(kind):
+                self._values[name] = self._column(name).to_numpy()
+        self.lengths: npt.NDArray[np.int32] = self._values.pop("length")
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The rows with all columns, copied unless they are all rows."""
+        columns = self._whole.column_names
+        return self._whole if self._only is None else pa.table({name: self._column(name) for name in columns})
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        """A column of the rows. The numbers in `row` count from 0 again."""
+        column = self._whole[name]
+        if self._only is None:
+            return column
+        column = column.filter(pa.array(self._only))
+        if name != "row":
+            return column
+        _, numbers = np.unique(column.to_numpy(), return_inverse=True)
+        return pa.chunked_array([pa.array(numbers, column.type)])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -81,8 +100,9 @@ class TokenRows(Dataset[dict[str, Any]]):
         return self._values["label"]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1
-        within = row - self._starts[chunk]
+        place = row if self._places is None else int(self._places[row])
+        chunk = int(np.searchsorted(self._starts, place, side="right")) - 1
+        within = place - self._starts[chunk]
         features: dict[str, Any] = {name: values[row] for name, values in self._values.items()}
         for name, columns in self._lists.items():
             offsets, values = columns[chunk]
@@ -92,8 +112,8 @@ class TokenRows(Dataset[dict[str, Any]]):
     def with_labels(self, predictions: pa.Table) -> pa.Table:
         """The predictions of all rows, with `label` as the first column if rows have one: their `reference`, a text for
         metrics, or else their `label`."""
-        name = next((name for name in ("reference", "label") if name in self.table.column_names), None)
-        return predictions if name is None else predictions.add_column(0, "label", self.table[name])
+        name = next((name for name in ("reference", "label") if name in self._whole.column_names), None)
+        return predictions if name is None else predictions.add_column(0, "label", self._column(name))
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
         features = [self[row] for row in rows]
@@ -111,15 +131,6 @@ def rows_of_fold(tokens: Path | TokenRows, folds: Path, fold: int, *, held_out: 
     if "row" in whole.table.column_names:
         of_row = of_row[whole.table["row"].to_numpy()]
     return TokenRows(whole.table, (of_row == fold) == held_out)
-
-
-def _filtered(table: pa.Table, only: npt.NDArray[np.bool_]) -> pa.Table:
-    """These rows, copied, with the numbers in a column `row` counted from 0 again."""
-    found = table.filter(pa.array(only))
-    if (place := found.schema.get_field_index("row")) >= 0:
-        _, numbers = np.unique(found["row"].to_numpy(), return_inverse=True)
-        found = found.set_column(place, "row", pa.array(numbers, found.schema.field(place).type))
-    return found
 
 
 class PadToLongest:
