@@ -36,8 +36,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LARGEST = {"gguf-f16": 0.01, "gguf-q8_0": 0.2, "gguf-q4_0": 0.6, "gguf-q4_k_m": 0.6}
 """The largest difference of a logit; logits are between -10 and 20."""
-SAME = {"gguf-f16": 199, "gguf-q8_0": 192, "gguf-q4_0": 185, "gguf-q4_k_m": 185}
-"""The prompts of 200 after which the likeliest token is that of torch. With 16 bits, ties alone may differ."""
+TIE = 2 * LARGEST["gguf-f16"]
+"""The largest difference of two logits of torch that may change places by rounding to 16 bits."""
+SAME = {"gguf-f16": 200, "gguf-q8_0": 198, "gguf-q4_0": 193, "gguf-q4_k_m": 193}
+"""The prompts of 200 after which the likeliest token is that of torch, or in a tie with it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +74,7 @@ def logits_after(model: Callable[..., Any], prompts: Sequence[list[int]]) -> lis
 
 
 def require_close(name: str, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    same = sum(int(a[-1].argmax() == b[-1].argmax()) for a, b in zip(found, expected, strict=True))
+    same = sum(bool(b[-1].max() - b[-1][a[-1].argmax()] < TIE) for a, b in zip(found, expected, strict=True))
     furthest = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
     assert same >= SAME[name] and furthest < LARGEST[name], f"{name}: {same} of 200, logits differ by {furthest:.3g}"
 
