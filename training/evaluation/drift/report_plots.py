@@ -62,7 +62,8 @@ def draw_report(report: Mapping[str, Any], reference: Observations, new: Observa
 def _plot_effects(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
     for place, line in enumerate(lines):
         none = 0.5 if line["unit"] == "auc" else 0.0
-        low, value, high = ((line[end] - none) / (line["threshold"] - none) for end in ("low", "value", "high"))
+        multiple = line["threshold"] - none or 1.0  # of a threshold of no effect, the effect itself
+        low, value, high = ((line[end] - none) / multiple for end in ("low", "value", "high"))
         axes.hlines(place, low, high, color=VERDICT_COLORS[line["verdict"]])
         axes.plot(value, place, marker="o", color=VERDICT_COLORS[line["verdict"]])
     axes.axvline(1, color="black", linewidth=1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from training.evaluation.drift import verdict as drift_report
 from training.evaluation.drift.effects import Effect
+from training.evaluation.drift.report_plots import draw_report
 from training.evaluation.drift.verdict import (
     DriftComparison,
     Observations,
@@ -171,3 +173,12 @@ def test_labels_that_changed_their_meaning_are_not_seen() -> None:
     new, truth = confidences(random, 1000)
     found = estimate_accuracy(confidence, correct, new)
     assert found.low > (~truth).mean() + 0.1
+
+
+def test_report_is_drawn_if_any_difference_matters(tmp_path: Path) -> None:
+    """The recipe's smallest thresholds are no effect at all, of which no effect is a multiple."""
+    reference, new = rows(0, 400), rows(1, 300, new_words=0.5)
+    report = build_report(reference, new, Thresholds(cohens_w=0, distance=0, auc=0.5), alpha=0.05, min_rows=100)
+    assert report["verdict"] == "drifted"
+    draw_report(report, reference, new, "a version", tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 0
