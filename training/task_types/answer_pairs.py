@@ -29,7 +29,6 @@ from training.tokenization.preference_rows import (
 if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.preferences import Preferences
     from training.recipe.column_types import Mask
     from training.tokenization.chat_templates import ChatTemplate
 

@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 
     from training.batching.batches import TokenRows
     from training.batching.causal_batches import PadDocuments
-    from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.encoder import Encoder
-    from training.tokenization.features import Features
 
 
 class CausalLM(LanguageModeling):

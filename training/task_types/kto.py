@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch, TokenRows
     from training.batching.causal_batches import PadTwoTexts
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.preferences import UnpairedPreferences
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import Likelihoods, Predictions
+    from training.evaluation.predictions import Predictions
     from training.recipe import Training
     from training.recipe.task_specification import TargetForm
     from training.task_types.task_type import Loss

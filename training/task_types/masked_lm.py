@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from training.batching.masked_tokens import MaskedTokens
     from training.tokenization.encoder import Encoder
-    from training.tokenization.features import Features
 
 
 BLOCK_ROWS = 10_000

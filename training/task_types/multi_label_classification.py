@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import ManyLabels, Predictions
+    from training.evaluation.predictions import Predictions
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss

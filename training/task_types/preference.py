@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.batching.causal_batches import PadTwoTexts
-    from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder

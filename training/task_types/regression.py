@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import Numbers
     from training.recipe import Training
     from training.task_types.task_type import Loss
 

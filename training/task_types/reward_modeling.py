@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from training.batching.batches import Batch, TokenRows
     from training.batching.causal_batches import PadPairTexts
-    from training.evaluation.preferences import Preferences
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from training.recipe import Training
     from training.task_types.task_type import Loss
     from training.tokenization.encoder import Encoder
-    from training.tokenization.features import Features
 
 _SHARDED = ("fsdp", "deepspeed-zero3")
 """Strategies that shard weights. All processes must take part in each forward pass, but the lengths of their generated

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.predictions import OneLabel
     from training.recipe import Training
     from training.task_types.losses.contrastive_loss import SupervisedContrast
     from training.task_types.task_type import Loss

@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from training.tokenization.answer_tokens import AnswerTokens
     from training.tokenization.chat_templates import Spans
     from training.tokenization.encoder import Encoder
-    from training.tokenization.features import Features
 
 
 BASELINE_ROWS = 1_000

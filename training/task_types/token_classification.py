@@ -50,11 +50,8 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, PadTags, TokenRows
-    from training.evaluation.constant_predictions import Baseline
-    from training.evaluation.tagged_words import Tagged
     from training.recipe.column_types import Mask
     from training.tokenization.encoder import Encoded, Encoder
-    from training.tokenization.features import Features
 
 
 CHOOSING_ROWS = 5_000
