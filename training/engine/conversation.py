@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -117,7 +117,7 @@ class Assistant:
         """
         prompt, dropped = self._shorten(messages)
         (reply,) = self.generate([Request(prompt, on_text=on_text, stop_requested=stop_requested)])
-        return Reply(**{**vars(reply), "dropped": dropped})
+        return replace(reply, dropped=dropped)
 
     def encode_messages(self, messages: Messages, tools: Tools = ()) -> AnswerTokens:
         """The tokens of a conversation with the start of its answer, by the chat template, which the model must have.

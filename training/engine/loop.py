@@ -183,9 +183,8 @@ class Loop:
         )
         self.optimizer.step()
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        if (
-            not self.schedules_by_metric and not self.optimizer.step_was_skipped
-        ):  # skipped: the gradient overflowed in fp16
+        overflowed = self.optimizer.step_was_skipped  # the gradient, in fp16
+        if not self.schedules_by_metric and not overflowed:
             self.scheduler.step()
         self.optimizer.zero_grad()
         return gradient_norm, learning_rate

@@ -43,9 +43,8 @@ class Reporter:
         self._loss: float | None = None
         self._diverged = False
         self._reported_at = time.monotonic()
-        self._first: tuple[float, int] | None = (
-            None  # time and number of the first step, which is slow: it initializes libraries
-        )
+        self._first: tuple[float, int] | None = None
+        """Time and number of the first step, which is slow: it initializes libraries."""
         self._end_reported = False
 
     def report_step(self, step: int, epoch: float) -> None:
@@ -202,7 +201,7 @@ def flops(network: PreTrainedModel) -> tuple[float, float]:
 
 
 def hardware_limit(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second: the fastest of the matrix products that fit into LIMIT_S."""
+    """Floating-point operations per second: the fastest of the matrix products within MEASURED_S."""
     side = _SIDE[device.type]
     matrix = torch.ones(side, side, dtype=dtype, device=device)
     ends, best = time.monotonic() + MEASURED_S, float("inf")

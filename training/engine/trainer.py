@@ -144,9 +144,8 @@ def training_arguments(task: Task) -> TrainingArguments:
     strategy = distributed.load(compute.strategy)
     strategy_settings = strategy.build_arguments(compute, task.model)
     if strategy_settings and rank() == 0:
-        task.events.write(
-            "strategy", arguments=strategy_settings
-        )  # `finetune plan --show-launch` runs without the model, so it cannot show them
+        # `finetune plan --show-launch` runs without the model, so it cannot show them.
+        task.events.write("strategy", arguments=strategy_settings)
     with blame_field("training"):
         arguments = TrainingArguments(**{**fields, **training.extra, **project_settings, **strategy_settings})
     strategy.adjust_arguments(arguments, compute)

@@ -26,8 +26,7 @@ _LIMITS = ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
 def cores() -> int:
     """The number of CPU cores that this process may use: those that it may run on, or fewer if a control group, such
     as a container, has a quota of CPU time."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([allowed, *(max(1, math.ceil(quota)) for quota in _cpu_quotas())])
+    return min([len(os.sched_getaffinity(0)), *(max(1, math.ceil(quota)) for quota in _cpu_quotas())])
 
 
 def _cpu_quotas() -> Iterator[float]:
@@ -84,8 +83,7 @@ def reset_peak() -> None:
 
 def memory_left(processes: int) -> int | None:
     """The bytes of main memory that each of `processes` here may still allocate, by the machine's free memory, the
-    control groups' limits and this process's limits. None if none of these is known.
-    """
+    control groups' limits and this process's limits. None if none of these is known."""
     amounts = [amount // processes for amount in _shared_memory()]
     for limit, used in _LIMITS:
         maximum = resource.getrlimit(limit)[0]

@@ -101,10 +101,9 @@ def load_for_training(
     """The folder's model with a head for these labels, in float32 on the CPU.
 
     Weights that the folder lacks, or has for another number of labels, are initialized with `seed`. A head for the same
-    labels in another order is put into the order of `labels`. With `lora` the
-    model has adapters; with 4 bits it is on a GPU and computes in `precision`. The task type prepares the model within
-    `preparing`, where `require_usable` tries it. `compared` gets how the folder's weights fit; raises UserError if they
-    are not the model's.
+    labels in another order is put into the order of `labels`. With `lora` the model has adapters; with 4 bits it is on
+    a GPU and computes in `precision`. The task type prepares the model within `preparing`, where `require_usable` tries
+    it. `compared` gets how the folder's weights fit; raises UserError if they are not the model's.
     """
     set_seed(seed)
     load = partial(_load, task_type, folder, task_type.config_fields(labels))

@@ -1,4 +1,4 @@
-"""Selects the files to download from a model repository."""
+"""The files of a model repository: which are downloaded, what the small ones say, and which are refused."""
 
 from __future__ import annotations
 

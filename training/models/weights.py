@@ -152,7 +152,7 @@ class Fit:
 
 def compare(network: PreTrainedModel, info: Mapping[str, Any]) -> Fit:
     """How the weights of files fit the network, by what from_pretrained returns with output_loading_info."""
-    absent = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    absent = {*missing_weights(info)}
     sizes = {name: weight.numel() for name, weight in network.named_parameters()}
     body = _body(network, sizes)
     own = {name: sizes[name] for name in body if not _POOLER.search(name)}
@@ -180,7 +180,7 @@ def require_whole(network: PreTrainedModel, folder: Path, missing: Sequence[str]
     """Raises UserError if a trained model lacks weights, which transformers has drawn at random."""
     if missing:
         message = f"{folder} lacks {len(missing):,} weights of {type(network).__name__}, or has them in another shape: "
-        message += f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}. Restore its files, or train it again."
+        message += f"{_listed(missing)}. Restore its files, or train it again."
         raise UserError.of("model", "model", message)
 
 

@@ -5,7 +5,7 @@ settings   ChatSettings, below
 turns      turns.jsonl in the job's folder, written like events.jsonl by the process that asks:
            `question` with its number and the messages so far; `stop` with the number of the question
 events     `ready`; for each question, with its number, `text` for each part of the answer, and `answered` with the
-           fields of training.engine.conversation.Answer
+           fields of training.engine.conversation.Reply
 output     none
 
 It ends when its supervisor stops it.

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 SPLIT = "test"
 """The name of the evaluated rows' split."""
-INTERVAL = ENDS[1] - ENDS[0]
 
 
 class EvaluateResult(Result):

@@ -1,7 +1,8 @@
 """The program that trains: `python -m training.programs.fit JOB`, usually through `accelerate launch`.
 
 inputs     model (config.json and safetensors), tokenizer, tokens (train.arrow, validation.arrow); perhaps checkpoint;
-           folds (folds.arrow) for the training of a fold
+           folds (folds.arrow) for the training of a fold; teacher (the output of training.programs.teacher_outputs or
+           teacher_tokens) and unlabelled (train.arrow)
 settings   training.engine.fit_settings.FitSettings
 output     model/: config.json, with what the task type calibrates after training, safetensors and the tokenizer's
            files; with adapters, which are added to its weights, adapter/ in peft's form; log/loss.png: the curves;

@@ -56,8 +56,6 @@ TRIM_S = 5.0
 """Between two times at which free memory is returned."""
 RECEIVED_BYTES = 2**20
 UNREADABLE = "has tokens that the model does not have, or is refused by its chat template"
-LONGEST_PATH = 100
-"""Bytes of a Unix socket's path that every system takes."""
 
 
 class ServeSettings(TaskSettings):

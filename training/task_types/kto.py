@@ -7,7 +7,7 @@ the model's output           logits (2B, T, V), summed up to the log-probability
 the reference                the same of the base model, which the stage reference_logprobs adds to the token rows
 
 The reward of a completion is beta times its log-probability less that under the reference. The loss compares it with
-the KL divergence of the model from the reference, which the mismatched completions estimate: losses/kto.py. Texts
+the KL divergence of the model from the reference, which the mismatched completions estimate: losses/kto_loss.py. Texts
 longer than tokens.max_length are truncated on the right; a row that loses its completion is not trained on.
 
 B rows of a batch, T tokens of the longest text, V vocabulary.
@@ -244,11 +244,9 @@ class Kto(PreferenceTuning, WholeStep):
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the log-probabilities as means over the completion's tokens; for rows without one, the generated
-        texts if they are stored."""
+        """Compares the log-probabilities as means over the completion's tokens; rows without one as those of sft."""
         if not given["targets"]:
-            text = stored.get(self.generated_column)
-            return text is None or given.get(self.generated_column) == text
+            return super().same_prediction(given, stored, tolerance)
         if given["targets"] != stored["targets"]:
             return False
         own, theirs = ({"loss": -one["logp"] / one["targets"], "targets": one["targets"]} for one in (given, stored))

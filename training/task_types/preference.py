@@ -116,7 +116,7 @@ class Preference(AnswerPairs, PreferenceTuning):
         return PadTwoTexts(tokenizer, multiple, CHOSEN_LENGTH, FACTS)
 
     def forward(self, model: PreTrainedModel, batch: Batch) -> ModelOutput:
-        """`logits` are the scores of losses.preference.answer_scores, (B, 2), or (B, 3) for orpo."""
+        """`logits` are the scores of losses.preference_loss.answer_scores, (B, 2), or (B, 3) for orpo."""
         from transformers.utils import ModelOutput
 
         from training.task_types.losses.preference_loss import answer_scores
@@ -177,11 +177,10 @@ class Preference(AnswerPairs, PreferenceTuning):
         return records
 
     def same_prediction(self, given: Mapping[str, Any], stored: Mapping[str, Any], tolerance: float) -> bool:
-        """Compares the log-probabilities as means over the tokens of both answers; for rows without answers, the
-        generated texts if they are stored."""
+        """Compares the log-probabilities as means over the tokens of both answers; rows without answers as those of
+        sft."""
         if not given["targets"]:
-            text = stored.get(self.generated_column)
-            return text is None or given.get(self.generated_column) == text
+            return super().same_prediction(given, stored, tolerance)
         if given["targets"] != stored["targets"]:
             return False
         own, theirs = (

@@ -73,9 +73,6 @@ class PreferenceTuning(SupervisedFineTuning, BaseReference, AnswersPrompts):
 
     # Rows
 
-    def column_sets(self) -> Sequence[Mapping[str, Any]]:
-        return (self.columns,)
-
     def refused_rows(self, template: ChatTemplate, rows: pa.RecordBatch) -> Iterator[tuple[str, Mask]]:
         return find_refused_rows(template, rows)
 

@@ -267,7 +267,7 @@ def set_target_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     if end is None:
         message = "adds no eos_token to a target: choose a tokenizer that does, such as that of a T5 or a BART."
         raise UserError.of("model", "tokenizer", message)
-    if end not in (own if isinstance(own := config.eos_token_id, list) else [own]):
+    if end not in listed(config.eos_token_id):
         config.eos_token_id = end
     if getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id

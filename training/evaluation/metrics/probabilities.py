@@ -127,9 +127,8 @@ class RocCurve:
     def __init__(self, scores: Floats, has: npt.NDArray[np.bool_]) -> None:
         self._order = np.argsort(scores, kind="stable")
         rising, self._has = scores[self._order], np.flatnonzero(has[self._order])
-        self._below = np.searchsorted(
-            rising, rising[self._has], side="left"
-        )  # rows with a lower score, and with at most this score
+        # Rows with a lower score, and rows with at most this score.
+        self._below = np.searchsorted(rising, rising[self._has], side="left")
         self._through = np.searchsorted(rising, rising[self._has], side="right")
 
     def area(self, counts: Counts) -> Floats:

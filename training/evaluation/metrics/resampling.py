@@ -42,8 +42,7 @@ def influences(name: str, predicted: Predictions) -> Floats | None:
     """(N,) the influence of each row on a metric that is computed from sums: its value less the value without the row.
     None for other metrics."""
     (metric,) = make([name], predicted).values()
-    rows = metric.row_statistics(predicted) if isinstance(metric, SumMetric) else None
-    if rows is None or not isinstance(metric, SumMetric):
+    if not isinstance(metric, SumMetric) or (rows := metric.row_statistics(predicted)) is None:
         return None
     sums = rows.sum(axis=0, keepdims=True)
     return np.asarray(metric.of_sums(sums) - metric.of_sums(sums - rows))

@@ -79,9 +79,7 @@ def add_outputs(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torc
     packed = torch.zeros((*labels.shape, 1 + words[0].shape[1]), dtype=WITH_TEACHER)
     packed[..., 0] = labels
     packed[..., 0][_unlabelled(rows)[:, None] & (labels != IGNORED)] = math.nan
-    packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).to(
-        WITH_TEACHER
-    )  # in the order of the words
+    packed[labels != IGNORED, 1:] = torch.from_numpy(np.concatenate(words)).to(WITH_TEACHER)  # in the words' order
     return packed
 
 
