@@ -44,6 +44,8 @@ LIKELIHOOD_DROP = 2.7
 1.92 of an interval of 95 %, because the model of the labels is not exact."""
 Z = 1.96
 """Standard errors of the number of wrong labels among the listed ones, for an interval of 95 %."""
+OUTLYING = 4.0
+"""Standard deviations of an error from which a number is listed."""
 MOST_ENTRIES = 20_000
 """The model of the labels is fitted on at most as many entries."""
 
@@ -197,17 +199,17 @@ class _Fits:
         return np.asarray(wrong / np.maximum(wrong + (1 - rate) * (1 - right), 1e-300))
 
 
-def find_outliers(references: Floats, predictions: Floats, threshold: float = 4.0) -> Rows:
-    """Returns the entries whose number is further from its prediction than `threshold` robust standard deviations
-    (1.4826 times the median absolute deviation) of the errors, the furthest first. How many of them are wrong is
-    unknown, as the tails of right numbers are."""
+def find_outliers(references: Floats, predictions: Floats) -> Rows:
+    """Returns the entries whose number is further from its prediction than OUTLYING robust standard deviations (1.4826
+    times the median absolute deviation) of the errors, the furthest first. How many of them are wrong is unknown, as
+    the tails of right numbers are."""
     errors = references - predictions
     center = float(np.median(errors)) if len(errors) else 0.0
     scale = 1.4826 * float(np.median(np.abs(errors - center))) if len(errors) else 0.0
     if scale == 0:
         return np.zeros(0, np.int64)
     distances = np.abs(errors - center) / scale
-    found = np.flatnonzero(distances > threshold)
+    found = np.flatnonzero(distances > OUTLYING)
     return found[np.argsort(-distances[found], kind="stable")]
 
 

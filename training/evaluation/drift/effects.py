@@ -41,6 +41,9 @@ from sklearn.linear_model import LogisticRegression
 from training.evaluation.predictions import Floats
 from training.evaluation.text_statistics import split_words
 
+CONFIDENCE = 0.95
+"""Of the intervals of effects."""
+SEED = 0
 LEAST_EXPECTED = 5.0
 """Expected rows of a category in each sample: rarer categories are pooled."""
 
@@ -52,28 +55,23 @@ class Effect:
     value: float
     low: float
     high: float
-    """Ends of the two-sided interval at the confidence."""
+    """Ends of the two-sided interval at CONFIDENCE."""
     p_value: float
     """Upper bound of the probability of such a difference without a true one."""
     p_threshold: float
     """The same if the true difference is at most the threshold; never smaller than `p_value`."""
 
 
-def compare_categories(
-    reference: Sequence[Hashable], new: Sequence[Hashable], threshold: float, confidence: float = 0.95
-) -> Effect:
+def compare_categories(reference: Sequence[Hashable], new: Sequence[Hashable], threshold: float) -> Effect:
     """Compares the shares of categories. Categories that are rare in both samples are pooled."""
-    counts = _pool_rare(_count(reference, new))
-    return _chi_squared(counts, threshold, confidence)
+    return _chi_squared(_pool_rare(_count(reference, new)), threshold)
 
 
-def compare_flags(
-    reference: npt.NDArray[np.bool_], new: npt.NDArray[np.bool_], threshold: float, confidence: float = 0.95
-) -> Effect:
+def compare_flags(reference: npt.NDArray[np.bool_], new: npt.NDArray[np.bool_], threshold: float) -> Effect:
     """Compares the shares of rows with a property."""
     counts = np.array([[sample.sum(), len(sample) - sample.sum()] for sample in (reference, new)], np.float64)
     counts = counts[:, counts.sum(axis=0) > 0]
-    found = _chi_squared(counts, threshold, confidence)
+    found = _chi_squared(counts, threshold)
     if counts.shape[1] < 2 or _expected(counts).min() >= LEAST_EXPECTED:
         return found
     exact = float(fisher_exact(counts.astype(np.int64)).pvalue)
@@ -81,13 +79,13 @@ def compare_flags(
     return Effect(found.value, found.low, found.high, p_value, max(found.p_threshold, p_value))
 
 
-def compare_numbers(reference: Floats, new: Floats, threshold: float, confidence: float = 0.95) -> Effect:
+def compare_numbers(reference: Floats, new: Floats, threshold: float) -> Effect:
     """Compares two distributions of numbers, of any shape and with any ties (then the test is conservative)."""
     places = np.concatenate([reference, new])
     below = [np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (reference, new)]
     distance = float(np.abs(below[0] - below[1]).max())
     scale = np.sqrt(len(reference) * len(new) / (len(reference) + len(new)))
-    band = float(kstwobign.isf(1 - confidence)) / scale
+    band = float(kstwobign.isf(1 - CONFIDENCE)) / scale
     return Effect(
         value=distance,
         low=max(0.0, distance - band),
@@ -97,7 +95,7 @@ def compare_numbers(reference: Floats, new: Floats, threshold: float, confidence
     )
 
 
-def compare_scores(reference: Floats, new: Floats, threshold: float, confidence: float = 0.95) -> Effect:
+def compare_scores(reference: Floats, new: Floats, threshold: float) -> Effect:
     """The AUC of held-out scores that are meant to be higher for new rows; the tests are one-sided."""
     n, m = len(reference), len(new)
     ranks = rankdata(np.concatenate([reference, new]))
@@ -113,7 +111,7 @@ def compare_scores(reference: Floats, new: Floats, threshold: float, confidence:
     least = 0.5 / min(n, m)
     clipped = float(np.clip(auc, least, 1 - least))
     error = np.sqrt(max(variance, least**2)) / (clipped * (1 - clipped))
-    half = float(norm.isf((1 - confidence) / 2) * error)
+    half = float(norm.isf((1 - CONFIDENCE) / 2) * error)
     return Effect(
         value=auc,
         low=float(expit(logit(clipped) - half)),
@@ -154,7 +152,7 @@ def _pool_rare(counts: Floats) -> Floats:
     return counts
 
 
-def _chi_squared(counts: Floats, threshold: float, confidence: float) -> Effect:
+def _chi_squared(counts: Floats, threshold: float) -> Effect:
     """The comparison of the two rows of a table (2, C) without empty columns."""
     freedom = counts.shape[1] - 1
     if freedom < 1:
@@ -167,7 +165,7 @@ def _chi_squared(counts: Floats, threshold: float, confidence: float) -> Effect:
     def effect(noncentrality: float) -> float:
         return float(min(1.0, np.sqrt(noncentrality / scale)))
 
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     return Effect(
         value=effect(max(0.0, statistic - freedom)),
         low=effect(_noncentrality(statistic, freedom, 1 - tail)),
@@ -194,6 +192,8 @@ FEWEST_ROWS = 4
 """Of a sample: each half has two, so that the variance of its scores is defined."""
 MAX_WORDS = 20_000
 TELLING_WORDS = 10
+MEASURED_ROWS = 500
+"""Rows whose distances give the bandwidth of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,10 @@ class HeldOut:
     details: Mapping[str, Any]
 
 
-def compare_words(
-    reference: Sequence[str], new: Sequence[str], threshold: float, confidence: float = 0.95, seed: int = 0
-) -> HeldOut:
+def compare_words(reference: Sequence[str], new: Sequence[str], threshold: float) -> HeldOut:
     """The domain classifier. `details["words"]`: the words that speak most for new rows, and then those that speak most
     for reference rows, each with its share of both samples' rows."""
-    halves, others = zip(*(_split(len(sample), seed) for sample in (reference, new)), strict=True)
+    halves, others = zip(*(_split(len(sample)) for sample in (reference, new)), strict=True)
     learned = [[sample[row] for row in rows] for sample, rows in zip((reference, new), halves, strict=True)]
     judged = [[sample[row] for row in rows] for sample, rows in zip((reference, new), others, strict=True)]
     vectorizer = TfidfVectorizer(
@@ -220,10 +218,10 @@ def compare_words(
     except ValueError:  # no word occurs in two rows
         return HeldOut(Effect(0.5, 0.5, 0.5, 1.0, 1.0), {"words": []})
     is_new = np.repeat([0, 1], [len(part) for part in learned])
-    classifier = LogisticRegression(class_weight="balanced", solver="liblinear", random_state=seed)
+    classifier = LogisticRegression(class_weight="balanced", solver="liblinear", random_state=SEED)
     classifier.fit(features, is_new)
     scores = [classifier.decision_function(vectorizer.transform(part)) for part in judged]
-    effect = compare_scores(scores[0], scores[1], threshold, confidence)
+    effect = compare_scores(scores[0], scores[1], threshold)
     # The mean contribution to the scores of the rows that have the word.
     weights = classifier.coef_[0] * np.asarray(features.mean(axis=0)).ravel()
     return HeldOut(effect, {"words": _telling(weights, vectorizer.get_feature_names_out(), reference, new, vectorizer)})
@@ -248,27 +246,25 @@ def _telling(
     return [*found.values()]
 
 
-def compare_embeddings(
-    reference: Floats, new: Floats, threshold: float, confidence: float = 0.95, seed: int = 0
-) -> HeldOut:
+def compare_embeddings(reference: Floats, new: Floats, threshold: float) -> HeldOut:
     """The witness of the MMD on embeddings (N, D) and (M, D). `details["mmd"]`: the MMD of the two halves that it was
     learned from, an unbiased estimate, 0 if that is negative."""
-    halves, others = zip(*(_split(len(sample), seed) for sample in (reference, new)), strict=True)
+    halves, others = zip(*(_split(len(sample)) for sample in (reference, new)), strict=True)
     first, second = reference[halves[0]], new[halves[1]]
-    bandwidth = _median_distance(np.concatenate([first, second]), seed)
+    bandwidth = _median_distance(np.concatenate([first, second]))
 
     def witness(rows: Floats) -> Floats:
         return _kernel(rows, second, bandwidth).mean(axis=1) - _kernel(rows, first, bandwidth).mean(axis=1)
 
-    effect = compare_scores(witness(reference[others[0]]), witness(new[others[1]]), threshold, confidence)
+    effect = compare_scores(witness(reference[others[0]]), witness(new[others[1]]), threshold)
     within = sum(_mean_off_diagonal(_kernel(sample, sample, bandwidth)) for sample in (first, second))
     squared = within - 2 * float(_kernel(first, second, bandwidth).mean())
     return HeldOut(effect, {"mmd": float(np.sqrt(max(0.0, squared)))})
 
 
-def _split(rows: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _split(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Two random halves of the rows."""
-    order = np.random.default_rng([seed, rows]).permutation(rows)
+    order = np.random.default_rng([SEED, rows]).permutation(rows)
     return order[: rows // 2], order[rows // 2 :]
 
 
@@ -281,9 +277,9 @@ def _kernel(first: Floats, second: Floats, bandwidth: float) -> Floats:
     return np.asarray(np.exp(-_squared_distances(first, second) / (2 * bandwidth**2)))
 
 
-def _median_distance(rows: Floats, seed: int, most: int = 500) -> float:
+def _median_distance(rows: Floats) -> float:
     """The median of the distances between rows, the usual bandwidth of the Gaussian kernel."""
-    chosen = rows[np.random.default_rng([seed, len(rows)]).permutation(len(rows))[:most]]
+    chosen = rows[np.random.default_rng([SEED, len(rows)]).permutation(len(rows))[:MEASURED_ROWS]]
     above = np.triu_indices(len(chosen), 1)
     return float(np.sqrt(np.median(_squared_distances(chosen, chosen)[above]))) or 1.0
 

@@ -32,6 +32,7 @@ from sklearn.linear_model import LogisticRegression
 
 from training.data.vectors import as_matrix
 from training.evaluation.drift.effects import (
+    CONFIDENCE,
     FEWEST_ROWS,
     Effect,
     compare_categories,
@@ -142,7 +143,7 @@ class DriftComparison:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare(reference: Observations, new: Observations, thresholds: Thresholds, seed: int = 0) -> list[DriftComparison]:
+def compare(reference: Observations, new: Observations, thresholds: Thresholds) -> list[DriftComparison]:
     """All comparisons that both samples have the values for. A value that is the same in all rows of both is left out:
     it would only weaken the others."""
     found: list[DriftComparison] = []
@@ -164,11 +165,11 @@ def compare(reference: Observations, new: Observations, thresholds: Thresholds, 
     found += _compare_texts(reference.texts, new.texts, thresholds)
     filled = [[text for text in sample.texts if text.strip()] for sample in (reference, new)]
     if min(map(len, filled)) >= FEWEST_ROWS:
-        words = compare_words(filled[0], filled[1], thresholds.auc, seed=seed)
+        words = compare_words(filled[0], filled[1], thresholds.auc)
         found.append(DriftComparison("words", "auc", thresholds.auc, words.effect, words.details))
     first, second = reference.embeddings, new.embeddings
     if first is not None and second is not None and min(len(first), len(second)) >= FEWEST_ROWS:
-        rows = compare_embeddings(first, second, thresholds.auc, seed=seed)
+        rows = compare_embeddings(first, second, thresholds.auc)
         found.append(DriftComparison("embeddings", "auc", thresholds.auc, rows.effect, rows.details))
     return found
 
@@ -290,18 +291,15 @@ def estimate(reference: Observations, new: Observations) -> EstimatedAccuracy | 
     return estimate_accuracy(reference.confidence, reference.correct, new.confidence)
 
 
-def estimate_accuracy(
-    confidence: Floats, correct: Bools, new_confidence: Floats, level: float = 0.95, seed: int = 0
-) -> EstimatedAccuracy:
-    """Estimates the accuracy on the new rows.
+def estimate_accuracy(confidence: Floats, correct: Bools, new_confidence: Floats, seed: int = 0) -> EstimatedAccuracy:
+    """Estimates the accuracy on the new rows. Its interval covers three sources of chance: the reference rows (by the
+    bootstrap), the choice of the calibration's parameters with them, and the labels of the new rows.
 
     Args:
         confidence: (N,) the probability of the predicted label on the reference rows, which the model has not trained
             on.
         correct: (N,) whether it was the true label.
         new_confidence: (M,)
-        level: Of the interval, which covers three sources of chance: the reference rows (by the bootstrap), the choice
-            of the calibration's parameters with them, and the labels of the new rows.
         seed: Of the bootstrap.
     """
     method = _choose_method(confidence, correct)
@@ -312,7 +310,7 @@ def estimate_accuracy(
         rows = random.integers(0, len(confidence), len(confidence))
         chances = _fit(method, confidence[rows], correct[rows])(new_confidence)
         draws[draw] = (random.random(len(chances)) < chances).mean()
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return EstimatedAccuracy(value, float(min(low, value)), float(max(high, value)), float(correct.mean()), method)
 
 
