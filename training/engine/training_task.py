@@ -20,7 +20,6 @@ A job without `task.events.progress` counts as stalled; rank 0 alone writes even
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import os
 import time
@@ -39,7 +38,7 @@ from training.distributed import machine_files, ranks
 from training.engine import checkpoints, training_environment
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
-from training.jobs.user_code import CodeField
+from training.jobs.user_code import CodeField, is_function_of
 from training.recipe.tables.engines import ENGINES
 from training.recipe.tables.strategies import STRATEGIES
 from training.task_types.task_type import WholeStep
@@ -257,20 +256,12 @@ def load(name: str) -> Callable[[Task], Trained]:
     return train_checked
 
 
-def _is_engine(found: Any) -> bool:
-    try:
-        inspect.signature(found).bind(None)
-    except (TypeError, ValueError):
-        return False
-    return callable(found) and not isinstance(found, type)
-
-
 _FIELD = CodeField(
     kind="training",
     where="training.engine",
     example="my_engine:train",
     accepted="a function that takes a Task and returns a Trained, both of training.engine.training_task",
-    accepts=_is_engine,
+    accepts=is_function_of(1),
 )
 
 

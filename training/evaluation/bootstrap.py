@@ -13,16 +13,18 @@ N rows, G groups, D draws, F figures; M rows of a second sample, U different row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from training.evaluation.predictions import Figure, Floats
+from training.evaluation.predictions import Figure, Floats, Rows
 
-Rows = npt.NDArray[np.int64]
-
+DRAWS, SEED = 1_000, 0
+"""Of reported intervals."""
+_ENDS = (0.025, 0.975)
 MAX_COUNTS = 20_000_000
 """Draws times rows in memory at a time."""
 MAX_DRAWS = 100
@@ -70,6 +72,16 @@ def draw_figures(
         done += len(counts)
         report(done)
     return found
+
+
+def interval(values: Floats) -> tuple[float, float]:
+    """The ends of the 95 % interval of a figure, from its values on (D,) draws; nan if it is undefined on all of them.
+    They have six digits: further ones depend on the machine, by the order of sums."""
+    defined = values[np.isfinite(values)]
+    if not len(defined):
+        return math.nan, math.nan
+    low, high = np.quantile(defined, _ENDS)
+    return float(f"{low:.6g}"), float(f"{high:.6g}")
 
 
 def match_rows(first: Sequence[str], second: Sequence[str]) -> tuple[Rows, Rows, int]:

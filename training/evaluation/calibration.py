@@ -70,9 +70,13 @@ def fit_many_labels(logits: Logits, has: Mask) -> Scaling:
 
 def calibration_error(probabilities: Floats, right: Mask) -> float:
     """The expected calibration error of (N,) probabilities of what is right or not, in BINS bins."""
-    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities, side="left")
-    gaps = np.bincount(bins, weights=right - probabilities, minlength=BINS)
+    gaps = np.bincount(bins_of(probabilities), weights=right - probabilities, minlength=BINS)
     return float(np.abs(gaps).sum() / len(right))
+
+
+def bins_of(probabilities: Floats) -> Rows:
+    """(N,) the bin of each probability. A bin contains its upper end."""
+    return np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities, side="left")
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -5,7 +5,6 @@ P prompts, D draws.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.evaluation.bootstrap import draws
+from training.evaluation.bootstrap import DRAWS, SEED, draws, interval
+from training.evaluation.predictions import Floats
 from training.evaluation.preferences import ANSWER, BASE, TOKENS
-from training.jobs.user_code import CodeField
-
-SEED = 0
-DRAWS = 1_000
-ENDS = (0.025, 0.975)
-
-Floats = npt.NDArray[np.float64]
+from training.jobs.user_code import CodeField, is_function_of
 
 
 @dataclass(frozen=True)
@@ -84,16 +78,7 @@ def difference_interval(differences: Floats, groups: npt.NDArray[np.int64] | Non
     """The ends of the 95 % bootstrap interval of the mean of (P,) differences; `groups` are those of the prompts."""
     drawn = [(counts @ differences, counts.sum(axis=1)) for counts in draws(len(differences), DRAWS, SEED, groups)]
     sums, rows = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    low, high = np.quantile(sums / rows, ENDS)
-    return float(f"{low:.6g}"), float(f"{high:.6g}")
-
-
-def _takes_three(found: Any) -> bool:
-    try:
-        inspect.signature(found).bind(None, None, None)
-    except (TypeError, ValueError):
-        return False
-    return callable(found) and not isinstance(found, type)
+    return interval(sums / rows)
 
 
 FIELD = CodeField(
@@ -101,5 +86,5 @@ FIELD = CodeField(
     where="evaluation.judge",
     example="my_judge:shorter",
     accepted="a function of a prompt and two answers",
-    accepts=_takes_three,
+    accepts=is_function_of(3),
 )

@@ -1,5 +1,5 @@
 """Plots: data and token reports, training curves, and predictions. A report is the log/report.json of
-`training.data.load_rows` or `training.tokenization.encoder`."""
+`training.data.load_rows` or `training.tokenization.token_files`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from training.evaluation.calibration import BINS, bins_of
 from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
 from training.evaluation.tags import count_matches, types_of
@@ -291,7 +292,7 @@ def _plot_confusion(predicted: OneLabel) -> Figure:
 
 
 def _plot_calibration(predicted: OneLabel) -> Figure:
-    from training.evaluation.metrics.probabilities import BINS, calibration
+    from training.evaluation.metrics.probabilities import calibration
 
     bins, gaps = calibration(predicted.probabilities, predicted.references)
     rows = np.bincount(bins, minlength=BINS)
@@ -316,13 +317,11 @@ def _plot_calibration(predicted: OneLabel) -> Figure:
 
 
 def _plot_reliability(curves: Mapping[str, Outcomes]) -> Figure:
-    from training.evaluation.calibration import BINS
-
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.add_subplot(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability", ylabel="share that is true")
     axes.plot((0, 1), (0, 1), color="black", linewidth=1, linestyle="--", label="perfectly calibrated")
     for name, (probabilities, is_true) in curves.items():
-        bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], probabilities, side="left")
+        bins = bins_of(probabilities)
         counts, means, shares = (
             np.bincount(bins, weights=values, minlength=BINS) for values in (None, probabilities, is_true)
         )

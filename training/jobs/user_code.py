@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -65,6 +66,20 @@ class CodeField:
     def error(self, message: str) -> UserError:
         """A UserError about this field."""
         return UserError.of(self.kind, self.where, message)
+
+
+def is_function_of(arguments: int) -> Callable[[Any], bool]:
+    """Returns a check, for `CodeField.accepts`, of whether an object is a function of so many arguments, and no
+    class."""
+
+    def is_one(found: Any) -> bool:
+        try:
+            inspect.signature(found).bind(*[None] * arguments)
+        except (TypeError, ValueError):
+            return False
+        return callable(found) and not isinstance(found, type)
+
+    return is_one
 
 
 def _format_line(error: BaseException) -> str:

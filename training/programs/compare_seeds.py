@@ -19,15 +19,13 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from training import task_types
-from training.evaluation import bootstrap
+from training.evaluation.bootstrap import DRAWS, SEED, draw_figures
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import VariantGain
 from training.evaluation.seed_gains import Floats, SeedGain
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.programs.score import read_predictions
-
-DRAWS, SEED = 1_000, 0
 
 
 class CompareSeedsSettings(TaskSettings):
@@ -61,7 +59,7 @@ def main(job_dir: Path, job: Job, events: Events) -> list[VariantGain]:
             rows, groups = len(predicted), Groups.read(data, split, predicted)
             figure = figures(settings.metrics, predicted)[settings.figure]
             numbers = groups.numbers if groups else None
-            (of_draws,) = bootstrap.draw_figures([figure], rows, DRAWS, SEED, groups=numbers)
+            (of_draws,) = draw_figures([figure], rows, DRAWS, SEED, groups=numbers)
             found.append((compute(settings.metrics, predicted)[settings.figure], of_draws))
             events.progress(phase="seeds", done=len(values) * len(trials) + len(found), total=total)
         values[name] = np.array([value for value, _ in found])

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from training import task_types
 from training.evaluation import slices
-from training.evaluation.bootstrap import draw_differences, match_rows
+from training.evaluation.bootstrap import DRAWS, SEED, draw_differences, interval, match_rows
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
 from training.evaluation.row_groups import Groups, read_hashes
 from training.evaluation.scores import Score, Scores, SliceGroup
@@ -33,16 +33,14 @@ from training.evaluation.stored_calibration import Calibration, MeasuredConfiden
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, TaskSettings
 from training.programs.score import (
-    DRAWS,
-    ENDS,
-    SEED,
     compute_scores,
+    find_groups,
+    or_null,
     read_predictions,
     sample_worst_rows,
     score_groups,
     write_samples,
 )
-from training.recipe.rules.slice_rules import LABEL, LENGTH
 
 if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
@@ -152,10 +150,9 @@ def _compare(
     draws = draw_differences(pairs, (places[0], places[1]), DRAWS, SEED, report)
     differences: Scores = {}
     for name, of_metric in zip(names, draws, strict=True):
-        defined = of_metric[np.isfinite(of_metric)]
-        ends = np.quantile(defined, ENDS) if len(defined) and not is_single else (math.nan, math.nan)
+        low, high = (math.nan, math.nan) if is_single else interval(of_metric)
         gain = _gain(found[name], settings.expected.get(name))
-        differences[name] = {"value": gain, "low": _or_none(ends[0]), "high": _or_none(ends[1])}
+        differences[name] = {"value": gain, "low": or_null(low), "high": or_null(high)}
     return shared, differences
 
 
@@ -190,10 +187,6 @@ def _half_width(score: Score | None) -> float | None:
     return None if low is None or high is None else (high - low) / 2
 
 
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
 def _score_slice(
     name: str,
     predicted: Predictions,
@@ -204,15 +197,7 @@ def _score_slice(
     of_rows: Groups | None,
 ) -> list[SliceGroup]:
     """The scores of a slice's largest groups. `of_rows` are the groups of data.split."""
-    if name == LABEL:
-        is_one = isinstance(predicted, OneLabel)
-        groups = slices.of_label(predicted.references, predicted.labels) if is_one else {}  # type: ignore[attr-defined]
-    elif name == LENGTH:
-        tokens = pq.read_table(Path(job.inputs["predictions"], f"{SPLIT}.parquet"), columns=["tokens"])["tokens"]
-        groups = slices.of_entries(slices.of_length(tokens.to_numpy()), predicted)
-    else:
-        groups = slices.of_entries(slices.of_column(Path(job.inputs["data"], f"{SPLIT}.slices.arrow"), name), predicted)
-    if not groups:
+    if not (groups := find_groups(name, SPLIT, predicted, job)):
         events.warning(f"the rows have no column {name!r}, so no groups of it.")
     shown = slices.largest(groups, settings.most_groups, ())
     with_interval = {group for group, rows in shown.items() if len(rows) >= settings.fewest_rows}

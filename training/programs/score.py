@@ -36,7 +36,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.evaluation import bootstrap, slices
+from training.evaluation import slices
+from training.evaluation.bootstrap import DRAWS, SEED, draw_figures, interval
 from training.evaluation.predictions import OneLabel, Predictions
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import Score, Scores, SliceGroup, SplitScores
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
 
 SAMPLE_ROWS = 50
-DRAWS = 1_000
-SEED = 0
-ENDS = (0.025, 0.975)
 UNDEFINED: Score = {"value": None, "low": None, "high": None}
 
 
@@ -98,7 +96,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
             chosen = [metric for metric in rivals if rivals[metric] is rival]
             for name, value in compute_values(chosen, rival.predict(predicted, split)).items():
                 if name in found[split]:  # a user's metric may name its figures after the predictions
-                    found[split][name]["baseline"] = _or_null(value)
+                    found[split][name]["baseline"] = or_null(value)
         for name in (name for name, score in found[split].items() if score["value"] is None):
             events.warning(f"{name} has no value on {split}: see its row in docs/reference/metrics.md.")
         for remark in metrics.remarks(settings.metrics, predicted):
@@ -141,21 +139,16 @@ def compute_scores(
     values = metrics.compute(names, predicted)
     if groups is not None and len(groups.sizes) < 2:  # each draw would be all rows
         report(DRAWS)
-        return {name: {"value": _or_null(value), "low": None, "high": None} for name, value in values.items()}
+        return {name: {"value": or_null(value), "low": None, "high": None} for name, value in values.items()}
     of_rows, numbers = list(figures(names, predicted).values()), groups.numbers if groups else None
-    draws = bootstrap.draw_figures(of_rows, len(predicted), DRAWS, SEED, report, numbers)
-    return {name: _score(value, of_metric) for (name, value), of_metric in zip(values.items(), draws, strict=True)}
+    draws = draw_figures(of_rows, len(predicted), DRAWS, SEED, report, numbers)
+    ends = [map(or_null, interval(of_metric)) for of_metric in draws]
+    found = zip(values.items(), ends, strict=True)
+    return {name: {"value": or_null(value), "low": low, "high": high} for (name, value), (low, high) in found}
 
 
-def _score(value: float, draws: np.ndarray[Any, np.dtype[np.float64]]) -> Score:
-    defined = draws[np.isfinite(draws)]
-    ends = np.quantile(defined, ENDS) if len(defined) else (math.nan, math.nan)
-    # Further digits depend on the machine, by the order of sums.
-    low, high = (_or_null(float(f"{end:.6g}")) for end in ends)
-    return {"value": _or_null(value), "low": low, "high": high}
-
-
-def _or_null(value: float) -> float | None:
+def or_null(value: float) -> float | None:
+    """The number as JSON has it: None for NaN and the infinities."""
     return value if math.isfinite(value) else None
 
 
@@ -174,7 +167,7 @@ def _score_slices(
     settings = ScoreSettings.model_validate(job.settings)
     found: dict[str, list[SliceGroup]] = {}
     for name in settings.slices:
-        if not (groups := _find_groups(name, split, predicted, job)):
+        if not (groups := find_groups(name, split, predicted, job)):
             events.warning(f"{split} has no column {name!r}, so no groups of it.")
             continue
         shown = slices.largest(groups, settings.most_groups, settings.named.get(name, ()))
@@ -194,7 +187,8 @@ def _report_groups(events: Events, split: str, done: int, total: int) -> None:
     events.progress(phase="slices", split=split, done=done, total=total)
 
 
-def _find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
+def find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
+    """The groups of a slice, from the inputs `predictions` and `data` of a job."""
     if name == LABEL:
         return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
     if name == LENGTH:
@@ -249,7 +243,7 @@ def score_group(
         if name not in bootstrapped:
             with contextlib.suppress(ValueError, ArithmeticError, UserError):
                 for figure, value in metrics.compute_made({name: metric}, predicted).items():
-                    found[figure] = {"value": _or_null(value), "low": None, "high": None}
+                    found[figure] = {"value": or_null(value), "low": None, "high": None}
     return found
 
 

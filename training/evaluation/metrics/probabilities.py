@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
+from training.evaluation.calibration import BINS, bins_of, calibration_error
 from training.evaluation.metrics.definition import MeanMetric, ScoreMetric, undefined
 from training.evaluation.predictions import Counts, Figure, Floats, ManyLabels, OneLabel, Predictions, log_losses
-
-BINS = 15
-"""Equally wide bins of the calibration error."""
 
 
 class RocAuc(ScoreMetric):
@@ -87,8 +85,7 @@ class CalibrationError(ScoreMetric):
         scores = np.asarray(prediction_scores)
         if not np.isfinite(scores).all():
             return {self.name: math.nan}
-        bins, gaps = calibration(scores, np.asarray(references))
-        return {self.name: float(np.abs(np.bincount(bins, weights=gaps, minlength=BINS)).sum() / len(gaps))}
+        return {self.name: calibration_error(scores.max(axis=1), scores.argmax(axis=1) == np.asarray(references))}
 
     def bootstrap_figure(self, predictions: Predictions) -> Figure | None:
         if not isinstance(predictions, OneLabel):
@@ -105,8 +102,7 @@ def calibration(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """(N,) the bin of each row, and (N,) its gap: 1 if its prediction is right, else 0, less the probability."""
     confidence = scores.max(axis=1)
-    bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence, side="left")  # a bin contains its upper end
-    return bins, (scores.argmax(axis=1) == references) - confidence
+    return bins_of(confidence), (scores.argmax(axis=1) == references) - confidence
 
 
 def _mean_area(curves: Sequence[RocCurve], counts: Counts) -> Floats:

@@ -26,7 +26,6 @@ B rows of one micro-batch on one rank, W targets, L labels, classes, places or t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ import torch
 from torch.nn import functional
 
 from training.batching.batches import IGNORED
-from training.jobs.user_code import CodeField
+from training.jobs.user_code import CodeField, is_function_of
 from training.problems import Problem, UserError, nearest
 
 if TYPE_CHECKING:
@@ -221,18 +220,10 @@ class TargetLoss:
         return f"{message}it must return a loss for each label, {why}."
 
 
-def _takes_two(found: Any) -> bool:
-    try:
-        inspect.signature(found).bind(None, None)
-    except (TypeError, ValueError):
-        return False
-    return callable(found) and not isinstance(found, type)
-
-
 _PLACE = CodeField(
     kind="training",
     where="training.loss",
     example="my_losses:hinge",
     accepted="a function of logits and labels",
-    accepts=_takes_two,
+    accepts=is_function_of(2),
 )
