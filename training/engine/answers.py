@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from training.distributed import ranks
 from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.preferences import ANSWER, BASE, TOKENS
-from training.models.loading import DTYPES
+from training.models.loading import autocast
+from training.task_types.generation import BATCH_PROMPTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from training.batching.batches import TokenRows
     from training.task_types.task_type import AnswersPrompts, AnswersTurns, GeneratesAnswers
     from training.tokenization.encoder import Encoder
-
-BATCH_PROMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _generate(
     order = np.argsort([-len(text) for text in texts], kind="stable")
     batches = [order[start : start + BATCH_PROMPTS] for start in range(0, len(order), BATCH_PROMPTS)]
     found: dict[int, tuple[str, int]] = {}
-    with torch.autocast(network.device.type, DTYPES[mixed_precision], enabled=mixed_precision != "no"):
+    with autocast(network.device, mixed_precision):
         for number in range(ranks.rank(), len(batches), ranks.world_size()):
             batch = batches[number].tolist()
             answers = task_type.answer(network, tokenizer, [texts[place] for place in batch])

@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pyarrow as pa
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -23,6 +22,7 @@ from training.task_types.generation import (
     drop_spaces,
     limit_to_positions,
     listed,
+    pad_prompts,
     unset_ineffective,
 )
 from training.tokenization.answer_tokens import AnswerTokens, encode_answers
@@ -106,7 +106,7 @@ class Assistant:
         self.max_length = limit_to_positions(self._network, self._settings, max_length)
         """The most tokens of a prompt."""
         self._positions = getattr(self._network.config.get_text_config(), "max_position_embeddings", None)
-        self._autocast = (self._network.device.type, loading.DTYPES[mixed_precision], mixed_precision != "no")
+        self._precision = mixed_precision
 
     def answer(self, messages: Messages, on_text: Callable[[str], None], stop_requested: Callable[[], bool]) -> Reply:
         """Answers the conversation, whose last message is the user's. Its oldest messages are left out if it is longer
@@ -162,24 +162,17 @@ class Assistant:
         return self._positions is None or max(len(one.prompt.ids) for one in requests) + max(most) <= self._positions
 
     def _generate_batch(self, requests: Sequence[Request], settings: GenerationConfig, seed: int | None) -> list[Reply]:
-        edges = (*listed(settings.bos_token_id), *listed(settings.eos_token_id))
-        begin = next(iter(edges), 0)
-        rows = [one.prompt.ids if len(one.prompt.ids) else np.array([begin], np.int32) for one in requests]
+        ids, mask = pad_prompts([one.prompt.ids for one in requests], settings)
+        width = ids.shape[1]
         most = [self.most_new_tokens(one) for one in requests]
         settings.update(max_new_tokens=max(most), num_return_sequences=1)
-        width = max(map(len, rows))
-        ids = np.full((len(rows), width), settings.pad_token_id or 0, np.int64)  # (N, T)
-        mask = np.zeros((len(rows), width), np.int64)
-        for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):  # padded on the left
-            row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
         ends = frozenset(listed(settings.eos_token_id))
         answers = [_Answer(one, n, self._decoder, ends) for one, n in zip(requests, most, strict=True)]
         # Beams change until the end: their tokens are no part of an answer yet.
         follows = _EachToken(answers) if settings.num_beams == 1 else _StopOfAll(answers)
         if seed is not None:
             torch.manual_seed(seed)
-        kind, dtype, enabled = self._autocast
-        with torch.no_grad(), torch.autocast(kind, dtype, enabled=enabled):
+        with torch.no_grad(), loading.autocast(self._network.device, self._precision):
             generated = self._network.generate(
                 input_ids=torch.from_numpy(ids).to(self._network.device),
                 attention_mask=torch.from_numpy(mask).to(self._network.device),
@@ -193,7 +186,7 @@ class Assistant:
                 for token in tokens:
                     if not answer.finish_reason:
                         answer.add(token, decode=False)
-        return [answer.close(len(row)) for answer, row in zip(answers, rows, strict=True)]
+        return [answer.close(tokens) for answer, tokens in zip(answers, mask.sum(axis=1).tolist(), strict=True)]
 
     def _settings_by(self, sampling: Sampling) -> GenerationConfig:
         settings = deepcopy(self._settings)

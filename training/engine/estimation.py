@@ -288,15 +288,12 @@ def _run_trial(task: Task, first: list[int]) -> TriedBatch | None:
 
 
 def _run_passes(task: Task, batch: dict[str, torch.Tensor]) -> TriedBatch:
-    import torch
-
-    from training.models.loading import DTYPES
+    from training.models.loading import autocast
 
     device = task.model.device
-    precision = DTYPES[task.compute.mixed_precision]
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     gauge = _MemoryGauge(device)
-    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+    with autocast(device, task.compute.mixed_precision):
         if task.loss is None:
             loss = task.model(**batch).loss
         else:

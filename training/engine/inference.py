@@ -17,7 +17,7 @@ import torch
 
 from training.batching.batches import Batch, EvaluationBatches
 from training.distributed import ranks
-from training.models.loading import DTYPES
+from training.models.loading import autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,13 +99,12 @@ def compute(
 ) -> pa.Table:
     """What `read` takes of the model's outputs for each batch, by feature row, as `predict` does."""
     plan = EvaluationBatches(rows.lengths, batch_size, world=ranks.world_size(), rank=ranks.rank())
-    dtype = DTYPES[mixed_precision]
 
     def predict_batch(batch: Batch) -> tuple[None, int, pa.RecordBatch]:
         inputs = {name: tensor.to(network.device) for name, tensor in batch.items()}
         return None, 1, read(network, task_type.forward(network, inputs), inputs)
 
     # Not inference_mode, in which autocast casts each weight again for every batch.
-    with torch.no_grad(), torch.autocast(network.device.type, dtype, enabled=mixed_precision != "no"):
+    with torch.no_grad(), autocast(network.device, mixed_precision):
         batches = (collate([rows[number] for number in numbers]) for numbers in plan)
         return evaluate(batches, plan, predict_batch, report if ranks.rank() == 0 else lambda done: None).predictions

@@ -181,8 +181,7 @@ class Predictor:
             passes[1](done)
 
     def _complete(self, predictions: pa.Table, rows: pa.RecordBatch) -> pa.Table:
-        dtype, kind = loading.DTYPES[self._precision], self.network.device.type
-        with self._using_encoder, torch.autocast(kind, dtype, enabled=self._precision != "no"):
+        with self._using_encoder, loading.autocast(self.network.device, self._precision):
             predictions = self.task_type.predictions_on_request(
                 predictions, rows, self.network, self.tokenizer, self.encoder
             )

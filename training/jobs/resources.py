@@ -73,10 +73,15 @@ def used_bytes(field: str = "VmRSS") -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
-def reset_peak() -> None:
-    """Resets VmHWM to the memory in use, if the system allows it; freed memory is returned to the system first."""
+def release_memory() -> None:
+    """Returns memory that is free to the system."""
     with contextlib.suppress(AttributeError):  # glibc's
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def reset_peak() -> None:
+    """Resets VmHWM to the memory in use, if the system allows it; freed memory is returned to the system first."""
+    release_memory()
     with contextlib.suppress(OSError):
         (PROC / "self/clear_refs").write_text("5")
 

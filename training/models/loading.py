@@ -61,6 +61,11 @@ def make_deterministic() -> None:
     torch.set_flush_denormal(True)
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which a device computes in one of the recipe's precisions."""
+    return torch.autocast(device.type, DTYPES[precision], enabled=precision != "no")
+
+
 def padding_multiple() -> int:
     """The number of tokens that the width of a batch is a multiple of on this machine."""
     return 8 if torch.cuda.is_available() else 1

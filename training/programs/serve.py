@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import os
 import select
 import socket
@@ -35,10 +34,12 @@ from training.data.casting import to_batch
 from training.data.conversation_forms import as_messages, as_tools
 from training.data.prediction_rows import RowReader
 from training.evaluation.stored_calibration import Calibration
+from training.jobs import resources
 from training.jobs.program import is_out_of_memory, restore_garbage_collection, run_program
 from training.jobs.protocol import Events, Job, TaskSettings
 from training.problems import Problem, UserError
 from training.recipe.reading_rules import ReadingRules
+from training.task_types.generation import BATCH_PROMPTS
 
 if TYPE_CHECKING:
     from training.engine.conversation import Assistant
@@ -48,12 +49,10 @@ if TYPE_CHECKING:
 
 SOCKET = "serve.socket"
 READY = "ready"
-BATCH_PROMPTS = 16
-"""The most answers that are generated at once."""
 BATCH_LETTERS = 600
 """A further batch costs a CPU as much as so many letters of padding."""
 TRIM_S = 5.0
-"""Between two times at which free memory is returned."""
+"""Between two times at which free memory is returned, in which batches of ever new shapes leave ever more holes."""
 RECEIVED_BYTES = 2**20
 UNREADABLE = "has tokens that the model does not have, or is refused by its chat template"
 
@@ -196,7 +195,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
             for batch in split_by_length(rows) if rows and not on_gpu else [waiting]:
                 model.answer(batch)
             if time.monotonic() > trimmed_s + TRIM_S:
-                release_memory()
+                resources.release_memory()
                 trimmed_s = time.monotonic()
     return {}
 
@@ -455,12 +454,6 @@ def split_by_length(requests: Sequence[Predict]) -> list[list[Predict]]:
         batches.append(ordered[starts[stop - 1] : stop])
         stop = starts[stop - 1]
     return batches[::-1]
-
-
-def release_memory() -> None:
-    """Returns memory that is free to the system. Batches of ever new shapes would leave ever more holes in it."""
-    with contextlib.suppress(AttributeError):  # of glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _longest(request: Predict) -> int:

@@ -36,8 +36,6 @@ ROWS_AT_ONCE = 16
 
 def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     """Generates the targets of all rows."""
-    import torch
-
     from training.distributed import ranks
     from training.models import loading
 
@@ -57,8 +55,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
 
     def compute(network: PreTrainedModel, block: pa.Table, report: Report) -> pa.Table | None:
         found: dict[int, tuple[list[str], list[bool]]] = {}
-        dtype = loading.DTYPES[settings.mixed_precision]
-        with torch.autocast(teacher.device.type, dtype, enabled=settings.mixed_precision != "no"):
+        with loading.autocast(teacher.device, settings.mixed_precision):
             for start in range(at_once * ranks.rank(), len(block), at_once * ranks.world_size()):
                 (rows,) = block.slice(start, at_once).combine_chunks().to_batches()
                 found[start] = task_type.write_targets(network, teacher.tokenizer, encoder, rows)

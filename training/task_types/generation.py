@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FILE = "generation_config.json"
 BATCH_PROMPTS = 16
+"""The most answers that are generated at once."""
 # transformers refuses to save these settings if others make them ineffective.
 _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_h", "typical_p", "top_k", "epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
@@ -172,37 +173,45 @@ def generate_answers(
 ) -> list[ContinuedPrompt]:
     """The text that a causal model generates after each prompt.
 
-    A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation. An
-    empty prompt becomes the bos token, or else an eos token.
+    A prompt is cut to its last `max_length` tokens, or fewer if the model lacks positions for the continuation; an
+    empty one is that of `pad_prompts`.
     """
     import torch
 
-    edges = (*listed(settings.bos_token_id), *listed(settings.eos_token_id))
-    begin = next(iter(edges), 0)
     max_length = limit_to_positions(model, settings, max_length)
     decode = AnswerDecoder(tokenizer)
     answers: list[ContinuedPrompt] = []
     for start in range(0, len(prompts), BATCH_PROMPTS):
-        batch = prompts[start : start + BATCH_PROMPTS]
-        rows = [prompt[-max_length:] if len(prompt) else np.array([begin], np.int32) for prompt in batch]
-        width = max(map(len, rows))
-        ids = np.full((len(rows), width), settings.pad_token_id or 0, np.int64)  # (N, T)
-        mask = np.zeros((len(rows), width), np.int64)
-        for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):  # padded on the left
-            row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
+        batch = [prompt[-max_length:] for prompt in prompts[start : start + BATCH_PROMPTS]]
+        ids, mask = pad_prompts(batch, settings)
         inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
         with torch.inference_mode():
             generated = model.generate(
                 **{name: tensor.to(model.device) for name, tensor in inputs.items()}, generation_config=settings
             )  # (N, T + S)
-        new = generated[:, width:]
+        new = generated[:, ids.shape[1] :]
         texts = map(decode, new.tolist())
         is_end = np.isin(new.cpu().numpy(), listed(settings.eos_token_id))  # (N, S)
         ended: Any = is_end.any(axis=1)  # (N,)
         tokens = np.where(ended, is_end.argmax(axis=1) + 1, new.shape[1])
-        found = zip(texts, tokens.tolist(), map(len, rows), ended.tolist(), strict=True)
+        found = zip(texts, tokens.tolist(), mask.sum(axis=1).tolist(), ended.tolist(), strict=True)
         answers += [ContinuedPrompt(*one) for one in found]
     return answers
+
+
+def pad_prompts(
+    prompts: Sequence[Ids], settings: GenerationConfig
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The tokens of a batch (N, T), padded on the left, and the mask of those that are no padding (N, T). An empty
+    prompt becomes the bos token, or else an eos token."""
+    begin = next(iter((*listed(settings.bos_token_id), *listed(settings.eos_token_id))), 0)
+    rows = [prompt if len(prompt) else np.array([begin], np.int32) for prompt in prompts]
+    width = max(map(len, rows))
+    ids = np.full((len(rows), width), settings.pad_token_id or 0, np.int64)
+    mask = np.zeros((len(rows), width), np.int64)
+    for row_ids, row_mask, row in zip(ids, mask, rows, strict=True):
+        row_ids[width - len(row) :], row_mask[width - len(row) :] = row, 1
+    return ids, mask
 
 
 def limit_to_positions(model: PreTrainedModel, settings: GenerationConfig, max_length: int) -> int:
