@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from training.batching.random_states import SeededBatch
+from training.data.ipc_files import read_table
 from training.problems import UserError
 
 Batch = dict[str, torch.Tensor]
@@ -42,7 +43,7 @@ class TokenRows(Dataset[dict[str, Any]]):
 
     def __init__(self, rows: Path | pa.Table, only: npt.NDArray[np.bool_] | None = None) -> None:
         """`only` (N,): the rows to take; None for all. Their lists stay where they are."""
-        self._whole = rows if isinstance(rows, pa.Table) else pa.ipc.open_file(pa.memory_map(str(rows))).read_all()
+        self._whole = rows if isinstance(rows, pa.Table) else read_table(rows)
         self._only = only
         self._places = None if only is None else np.flatnonzero(only)
         """(N,) the place of each row in the whole table; None if it has no others."""
@@ -123,7 +124,7 @@ class TokenRows(Dataset[dict[str, Any]]):
 def rows_of_fold(tokens: Path | TokenRows, folds: Path, fold: int, *, held_out: bool) -> TokenRows:
     """The token rows, or those of a file, that are in the fold, or with `held_out` false, all others. `folds` is the
     file of training/data/folds.py. Raises UserError if a token row is not one row of the data, or a part of one."""
-    of_row: npt.NDArray[np.int32] = pa.ipc.open_file(pa.memory_map(str(folds))).read_all()["fold"].to_numpy()
+    of_row: npt.NDArray[np.int32] = read_table(folds)["fold"].to_numpy()
     whole = tokens if isinstance(tokens, TokenRows) else TokenRows(tokens)
     if len(whole.tokens) != len(of_row):
         message = f"leaves rows of train out, and some of its {len(whole.tokens):,} token rows hold several rows: "

@@ -42,6 +42,11 @@ def ipc_reader(path: Path, *, mapped: bool = True) -> Iterator[pa.RecordBatchFil
         yield pa.ipc.open_file(file)
 
 
+def read_table(file: Path) -> pa.Table:
+    """The rows of an IPC file, in a memory map."""
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+
+
 def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
     """Yields the same rows in batches of exactly `rows` (the last one smaller), each in its own memory.
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.data.ipc_files import read_table
 from training.evaluation.predictions import Numbers, Predictions
 
 MOST_CONSTANTS = 20
@@ -62,7 +63,7 @@ class Baseline:
 
 def read_column(file: Path, name: str) -> pa.ChunkedArray:
     """Returns a column of an Arrow file, memory-mapped."""
-    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name]
+    return read_table(file)[name]
 
 
 def constant_numbers(file: Path, name: str) -> Baseline:

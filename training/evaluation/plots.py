@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from training.data.ipc_files import read_table
 from training.evaluation.calibration import BINS, bins_of
 from training.evaluation.predictions import ManyLabels, Numbers, OneLabel, Predictions
 from training.evaluation.tagged_words import Tagged
@@ -131,7 +131,7 @@ def draw_images(data: Path, column: str, rows: Sequence[Mapping[str, Any]], file
     from training.data.images import open_image
 
     shown = rows[:MAX_IMAGES]
-    images = pa.ipc.open_file(pa.memory_map(str(data))).read_all()[column].take([row["row"] for row in shown])
+    images = read_table(data)[column].take([row["row"] for row in shown])
     lines = -(-len(shown) // IMAGES_IN_LINE)
     figure = Figure(figsize=(1.6 * IMAGES_IN_LINE, 1.9 * lines), layout="constrained")
     panels = figure.subplots(lines, IMAGES_IN_LINE, squeeze=False).flat

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from training.data.ipc_files import groups_file
+from training.data.ipc_files import groups_file, read_table
 
 if TYPE_CHECKING:
     from training.evaluation.predictions import Predictions
@@ -70,10 +70,9 @@ class Groups:
 def read_hashes(data: Path, split: str, predicted: Predictions | None = None) -> Hashes | None:
     """(N,) the hash of the group of each row, or of each entry of the predictions, from the folder of load_data; None
     if the rows of the split have none."""
-    import pyarrow as pa
 
     file = data / groups_file(split)
     if not file.is_file():
         return None
-    hashes = np.asarray(pa.ipc.open_file(pa.memory_map(str(file))).read_all()["group"].to_numpy())
+    hashes = np.asarray(read_table(file)["group"].to_numpy())
     return hashes if predicted is None else hashes[predicted.rows_of(np.arange(len(predicted)))]

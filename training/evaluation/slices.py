@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.data.ipc_files import read_table
+
 if TYPE_CHECKING:
     from training.evaluation.predictions import Predictions
 
@@ -41,7 +43,7 @@ def of_length(tokens: npt.NDArray[np.integer]) -> dict[str, Rows]:
 def of_column(file: Path, name: str) -> dict[str, Rows]:
     """The rows (N,) of each value of a column in SPLIT.slices.arrow, those of most rows first; `none` where it is
     null. No groups where the split has no such column."""
-    kept = pa.ipc.open_file(pa.memory_map(str(file))).read_all() if file.is_file() else pa.table({})
+    kept = read_table(file) if file.is_file() else pa.table({})
     if name not in kept.column_names:
         return {}
     column = kept[name].cast(pa.large_string())

@@ -6,7 +6,7 @@ the program. It is a file in the job, whose name has a digest of the rows and on
 
     JOB/blocks/ROWS-CONTENT.arrow
 
-A program that adds columns to stored rows calls `compute_columns`; another one cuts and joins its blocks by itself.
+A program that adds columns to stored rows calls `compute_files`; another one cuts and joins its blocks by itself.
 
 A killed program leaves its finished blocks, and tasks/cache/blocks.py links those that earlier jobs have computed.
 """
@@ -56,22 +56,6 @@ def compute_blocks(folder: Path, rows: Sequence[str], compute: Callable[[int], p
         known[digest] = folder / f"{digest}-{hashlib.sha256(content).hexdigest()}.arrow"
         write_atomically(known[digest], content)
     return known
-
-
-def read_block(block: Path) -> pa.Table:
-    """The rows of a block, in a memory map."""
-    return pa.ipc.open_file(pa.memory_map(str(block))).read_all()
-
-
-def compute_columns(
-    folder: Path,
-    splits: Mapping[str, pa.Table],
-    compute: Callable[[str, int, pa.Table], pa.Table | None],
-    rows_in_block: int,
-) -> dict[str, pa.Table]:
-    """New columns of the rows of each split, in a memory map. Arguments and ranks: as of `compute_files`."""
-    files = compute_files(folder, splits, compute, rows_in_block)
-    return {split: pa.concat_tables(map(read_block, of_split)) for split, of_split in files.items()}
 
 
 def compute_files(

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from training import task_types
+from training.data.ipc_files import read_table
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedTeacher, SizeAndSpeed
 from training.jobs.program import run_program
@@ -67,7 +68,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ComparedTeacher:
         events.progress(phase="compare", split=split, done=done, total=total)
 
     comparison = compare_models(new, old, settings, None, report, Groups.read(data, split, new))
-    stored = pa.ipc.open_file(pa.memory_map(str(data / f"{split}.arrow"))).read_all()
+    stored = read_table(data / f"{split}.arrow")
     places = np.unique(np.linspace(0, len(stored) - 1, min(TIMED_ROWS, len(stored))).astype(np.int64))
     timed = stored.take(places)
     theirs = task_types.load(settings.teacher.task, settings.teacher.options)

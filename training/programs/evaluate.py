@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
+from training.data.ipc_files import read_table
 from training.evaluation import slices
 from training.evaluation.bootstrap import DRAWS, SEED, draw_differences, interval, match_rows
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
@@ -163,7 +163,7 @@ def _read(task_type: TaskType, predictions: Path, split: str, data: Path) -> Pre
 
 def _row_contents(file: Path, columns: Sequence[str], predicted: Predictions) -> list[str]:
     """The model's inputs of the row of each entry of the predictions, as one text."""
-    table = pa.ipc.open_file(pa.memory_map(str(file))).read_all().select(list(columns))
+    table = read_table(file).select(list(columns))
     table = table.take(predicted.rows_of(np.arange(len(predicted))))
     return [json.dumps(list(row.values()), ensure_ascii=False) for row in table.to_pylist()]
 

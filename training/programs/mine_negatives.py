@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from training import task_types
 from training.data.hard_negatives import MineResult, QueryRows, find_candidates, find_negatives, read_documents
-from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_blocks, read_block
+from training.data.ipc_files import read_table
+from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_blocks
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, TaskSettings, rank
 from training.programs.predict import progress_of_rows
@@ -159,7 +160,7 @@ def embed(
     files = compute_blocks(job_dir / BLOCKS, [block.digest for block in blocks], compute)
     if rank() > 0:
         return None, done
-    parts = [Embeddings.of(read_block(files[block.digest])).vectors for block in blocks]
+    parts = [Embeddings.of(read_table(files[block.digest])).vectors for block in blocks]
     vectors = np.concatenate(parts)[np.argsort(np.concatenate([block.places for block in blocks]))]
     return normalize(vectors), done
 

@@ -15,9 +15,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from training import task_types
+from training.data.ipc_files import read_table
 from training.data.row_problems import shorten
 from training.evaluation.scores import HeldRows, WrongRow
 from training.jobs.program import run_program
@@ -78,7 +78,7 @@ def read_reasons(file: Path, column: str, rows: int) -> list[str]:
     """The reason of each row; an empty text for a row without one, and for all if there is no such column."""
     if not file.is_file():
         return [""] * rows
-    table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    table = read_table(file)
     return [text or "" for text in table[column].to_pylist()] if column in table.column_names else [""] * rows
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.data.ipc_files import CORPUS
+from training.data.ipc_files import CORPUS, read_table
 from training.evaluation.constant_predictions import advice, nearly_constant, read_column
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
@@ -219,10 +219,9 @@ def add_turns(
         events.progress(phase="answer", split=split, done=done, total=total)
 
     assert isinstance(task_type, AnswersTurns)
-    with pa.memory_map(str(data)) as file:
-        rows = pa.ipc.open_file(file).read_all()
-        number, precision = settings.answered_prompts, settings.mixed_precision
-        answers, tokens = answer_turns(task_type, network, tokenizer, encoder, rows, number, precision, report)
+    number, precision = settings.answered_prompts, settings.mixed_precision
+    rows = read_table(data)
+    answers, tokens = answer_turns(task_type, network, tokenizer, encoder, rows, number, precision, report)
     if rank() != 0:
         return predictions
     most = task_type.options.model_dump()["max_new_tokens"]
@@ -253,7 +252,7 @@ def search_corpus(
     if not corpus.is_file() or not isinstance(task_type, SearchesCorpus):
         return
     searches = {file: task_type.corpus_search(pq.read_table(file)) for file in files} if rank() == 0 else {}
-    documents = pa.ipc.open_file(pa.memory_map(str(corpus))).read_all()
+    documents = read_table(corpus)
     for start in range(0, len(documents), DOCUMENTS_AT_ONCE):
         block = TokenRows(documents.slice(start, DOCUMENTS_AT_ONCE).combine_chunks())
         tell = progress_of_rows(events, CORPUS, start, len(documents))

@@ -19,8 +19,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from training import task_types
-from training.data.ipc_files import IMAGES_IN_BLOCK, ipc_writer
-from training.jobs.blocks import BLOCKS, compute_files, read_block
+from training.data.ipc_files import IMAGES_IN_BLOCK, ipc_writer, read_table
+from training.jobs.blocks import BLOCKS, compute_files
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, TaskSettings
 
@@ -46,7 +46,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ProcessImagesResult:
     task_type = task_types.load(settings.task, settings.options)
     preprocessor = task_type.preprocessor(Path(job.inputs["tokenizer"]))
     assert preprocessor is not None
-    splits = {file.stem: pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in sorted(data.glob("*.arrow"))}
+    splits = {file.stem: read_table(file) for file in sorted(data.glob("*.arrow"))}
     inputs = [name for name, column in task_type.columns.items() if not column.target and name != "label"]
     images = {split: rows.select(inputs) for split, rows in splits.items()}
     total, computed, began = sum(map(len, splits.values())), 0, time.monotonic()
@@ -73,7 +73,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ProcessImagesResult:
 def _with_labels(blocks: list[Path], rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """The features of a split's blocks, one after another, with the rows' labels."""
     first = 0
-    for block in map(read_block, blocks):
+    for block in map(read_table, blocks):
         if "label" in rows.column_names:
             block = block.append_column("label", rows["label"].slice(first, len(block)))
         first += len(block)

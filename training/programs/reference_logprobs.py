@@ -20,8 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from training import task_types
-from training.data.ipc_files import in_blocks, ipc_writer
-from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_columns
+from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_files
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.programs.predict import BlocksResult, ForwardSettings, progress_of_rows
@@ -56,7 +56,8 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
         computed += len(rows)
         return None if rank() else pa.table(dict(task_type.reference_columns(found)))
 
-    for split, columns in compute_columns(job_dir / BLOCKS, splits, compute, ROWS_IN_BLOCK).items():
+    for split, blocks in compute_files(job_dir / BLOCKS, splits, compute, ROWS_IN_BLOCK).items():
+        columns = pa.concat_tables(map(read_table, blocks))
         _write(job_dir / OUTPUT / f"{split}.arrow", splits[split], columns)
     ranks.leave_group()
     rate = computed / (time.monotonic() - began)

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training import task_types
+from training.data.ipc_files import read_table
 from training.evaluation import slices
 from training.evaluation.bootstrap import DRAWS, SEED, draw_figures, interval
 from training.evaluation.predictions import OneLabel, Predictions
@@ -268,7 +268,7 @@ def read_inputs(
     data: Path, rows: np.ndarray[Any, np.dtype[np.int64]], without: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """The inputs of these rows of a split, as load_data stored them, but for the columns `without`."""
-    table = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
+    table = read_table(data)
     names = [name for name in table.column_names if name not in ("label", *without)]
     # A table without columns has no rows.
     return list(table.select(names).take(rows).to_pylist()) if names else [{} for _ in rows]

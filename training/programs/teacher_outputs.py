@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_columns import flat_values
-from training.data.ipc_files import in_blocks, ipc_writer
-from training.jobs.blocks import ROWS_IN_BLOCK, read_block
+from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.models.repository_files import labels_of_config, read_json
@@ -76,7 +76,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
         )
 
     for split, blocks in teacher.compute_files(rows, compute, ROWS_IN_BLOCK).items():
-        found = pa.concat_tables(map(read_block, blocks))
+        found = pa.concat_tables(map(read_table, blocks))
         outputs = reorder(found[TEACHER].combine_chunks(), theirs, labels)
         schema = pa.schema([(TEACHER, outputs.type)])
         with ipc_writer(job_dir / OUTPUT / f"{split}.arrow", schema) as writer:
@@ -87,7 +87,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
 
 def _read(file: Path, names: Sequence[str]) -> pa.Table:
     """These columns of stored rows, as far as they are there."""
-    stored = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    stored = read_table(file)
     return stored.select([name for name in names if name in stored.column_names])
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from training.data.ipc_files import in_blocks, ipc_writer
-from training.jobs.blocks import ROWS_IN_BLOCK, read_block
+from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
 from training.programs.loaded_teacher import LoadedTeacher, Report, TeacherResult, TeacherSettings
@@ -44,7 +44,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     task_type: TaskType = teacher.task_type
     assert isinstance(task_type, WritesTargets)
     encoder, at_once = teacher.load_encoder(), teacher.batch_size
-    stored = pa.ipc.open_file(pa.memory_map(str(Path(job.inputs["data"]) / "train.arrow"))).read_all()
+    stored = read_table(Path(job.inputs["data"]) / "train.arrow")
     prompts = pa.Table.from_batches([task_type.unanswered(batch) for batch in stored.to_batches()])
 
     def prepare(network: PreTrainedModel) -> None:
@@ -69,7 +69,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
 
     cut = 0
     for split, blocks in teacher.compute_files({"train": prompts}, compute, ROWS_IN_BLOCK, prepare).items():
-        found = pa.concat_tables(map(read_block, blocks))
+        found = pa.concat_tables(map(read_table, blocks))
         texts, done = found[TEXT].to_pylist(), 0
         answered = list[pa.RecordBatch]()
         for batch in stored.to_batches():

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from training.jobs.blocks import ROWS_IN_BLOCK, read_block
+from training.data.ipc_files import read_table
+from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job
 from training.problems import UserError
@@ -120,7 +121,7 @@ def _mean_rest(files: Sequence[Path], ids: str, logps: str) -> float | None:
     """The mean probability of the tokens that are not stored, over all targets; None without any."""
     total, targets = 0.0, 0
     for file in files:
-        table = read_block(file)
+        table = read_table(file)
         stored, values = (table[name].combine_chunks().flatten().to_numpy() for name in (ids, logps))
         count = len(values) - len(stored)
         if count:

@@ -28,7 +28,7 @@ from pydantic import NonNegativeFloat, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from training.data.duplicates import hash_ids
-from training.data.ipc_files import CORPUS
+from training.data.ipc_files import CORPUS, read_table
 from training.data.vectors import rows_at_once
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import TIE, Others, Rankings, rank, rank_by
@@ -258,12 +258,10 @@ class Embedding(TextEmbedding, LearnsVectors, MinesNegatives, SearchesCorpus):
         from training.evaluation.bm25 import Bm25
 
         def predict(rows: Rankings, split: str) -> Rankings:
-            with pa.memory_map(str(data / f"{split}.arrow")) as file:
-                texts, search = self._search(pa.ipc.open_file(file).read_all())
+            texts, search = self._search(read_table(data / f"{split}.arrow"))
             documents = dict.fromkeys(texts[place] for place in search.documents)
             if (corpus := data / f"{CORPUS}.arrow").is_file():
-                with pa.memory_map(str(corpus)) as file:
-                    documents |= dict.fromkeys(pa.ipc.open_file(file).read_all()[POSITIVE].to_pylist())
+                documents |= dict.fromkeys(read_table(corpus)[POSITIVE].to_pylist())
             words, queries = Bm25([*documents]), [texts[place] for place in search.queries]
             places = {text: place for place, text in enumerate(documents)}
             own = [(query, places[text]) for query, text in enumerate(queries) if text in places]

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from training.data.ipc_files import read_table
 from training.data.row_problems import masks_by_reason
 from training.evaluation.choices import Choices
 from training.evaluation.constant_predictions import Baseline, Constant, Rival, most_frequent, smooth_counts
@@ -149,7 +150,7 @@ class MultipleChoice(HasTargets):
 
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """The same place in every row, or the choice with the most characters."""
-        rows = _read_rows(data / "train.arrow")
+        rows = read_table(data / "train.arrow")
         right, counts = rows["label"].to_numpy().astype(np.int64), _read_choices(rows)[1]
         frequencies = np.bincount(right, minlength=int(counts.max()))
         longest = _longest_choices(rows)
@@ -229,10 +230,6 @@ def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 
-def _read_rows(file: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-
-
 def _longest_choices(rows: pa.Table) -> npt.NDArray[np.int64]:
     """(N,) the place of each row's choice with the most characters, the first of equal ones."""
     choices, counts = _read_choices(rows)
@@ -251,7 +248,7 @@ def _choose_place(place: int, shares: npt.NDArray[np.float64], rows: Choices, sp
 
 def _choose_longest(data: Path, share: float, rows: Choices, split: str) -> Choices:
     """The longest choice of each row of a split, with this probability; the others are equally likely."""
-    longest = _longest_choices(_read_rows(data / f"{split}.arrow"))
+    longest = _longest_choices(read_table(data / f"{split}.arrow"))
     there = np.arange(rows.probabilities.shape[1]) < rows.counts[:, None]
     probabilities = np.where(there, (1 - share) / (rows.counts - 1)[:, None], 0.0)
     probabilities[np.arange(len(rows)), longest] = share

@@ -31,6 +31,7 @@ from pydantic import PositiveFloat
 
 from training.data.casting import LARGEST_NUMBER
 from training.data.duplicates import hash_ids
+from training.data.ipc_files import read_table
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank_candidates
@@ -262,7 +263,7 @@ class Reranking(MinesNegatives):
     def baseline(self, data: Path, tokens: Path, model: Path, labels: Sequence[str]) -> Baseline:
         """BM25; the order of the search if one has found the candidates."""
         files = [tokens / f"{split}.arrow" for split in ("validation", "test")]
-        if any(MISSED in _read_tokens(file).column_names for file in files if file.is_file()):
+        if any(MISSED in read_table(file).column_names for file in files if file.is_file()):
             return Baseline([Rival("the search that found the candidates", partial(_rank_by_place, tokens))])
         return Baseline([Rival("BM25", partial(_rank_by_words, data))])
 
@@ -358,13 +359,9 @@ def _rank(rows: pa.Table, scores: npt.NDArray[Any]) -> Rankings:
     )
 
 
-def _read_tokens(file: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-
-
 def _rank_by_place(tokens: Path, rows: Rankings, split: str) -> Rankings:
     """The candidates in the order of the search."""
-    table = _read_tokens(tokens / f"{split}.arrow")
+    table = read_table(tokens / f"{split}.arrow")
     counts = table["label"].combine_chunks().value_lengths().to_numpy()
     return _rank(table, -(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.float64))
 
@@ -374,8 +371,7 @@ def _rank_by_words(data: Path, rows: Rankings, split: str) -> Rankings:
     the folder `data`."""
     from training.evaluation.bm25 import Bm25
 
-    with pa.memory_map(str(data / f"{split}.arrow")) as file:
-        queries, documents, labels, row = _candidates(pa.ipc.open_file(file).read_all())
+    queries, documents, labels, row = _candidates(read_table(data / f"{split}.arrow"))
     places = {document: place for place, document in enumerate(dict.fromkeys(documents))}
     scores = Bm25([*places]).score_pairs(
         [queries[number] for number in row.tolist()], np.array([places[document] for document in documents])

@@ -42,6 +42,7 @@ from pydantic import Field
 
 from training.data.arrow_columns import as_json
 from training.data.conversation_forms import as_tools
+from training.data.ipc_files import read_table
 from training.data.row_problems import masks_by_reason
 from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.predictions import Likelihoods
@@ -338,7 +339,7 @@ class SupervisedFineTuning(CausalLM, AnswersTurns, WritesTargets):
         """The unigram distribution of the training targets; and no call of a tool, or always the same, of those that
         are frequent in the training rows."""
         found = super().baseline(data, tokens, model, labels)
-        train = pa.ipc.open_file(pa.memory_map(str(data / "train.arrow"))).read_all()
+        train = read_table(data / "train.arrow")
         sample = train.take(pa.array(sample_evenly(len(train), BASELINE_ROWS)))
         rows = sample.take(pa.array(self.rows_with_turns(sample))).to_pylist()
         unanswered = [self.write_turns(row, [""] * len(_turns_of(row))) for row in rows]

@@ -27,6 +27,7 @@ from torch.nn import functional
 from training.batching.batches import IGNORED, TokenRows
 from training.batching.random_states import SeededBatch
 from training.data.arrow_columns import flat_values, lists_like
+from training.data.ipc_files import read_table
 from training.task_types.losses import TEACHER
 from training.task_types.losses.token_distillation import IDS, add_tokens
 
@@ -90,7 +91,7 @@ def _unlabelled(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
 
 def with_outputs(rows: TokenRows, file: Path) -> TokenRows:
     """The token rows with the column `teacher` of a file, which has a line for each row of the data."""
-    outputs = pa.ipc.open_file(pa.memory_map(str(file))).read_all()[TEACHER]
+    outputs = read_table(file)[TEACHER]
     if "row" in rows.table.column_names:
         outputs = outputs.take(rows.table["row"])
     return TokenRows(rows.table.append_column(TEACHER, outputs))

@@ -43,6 +43,7 @@ import pyarrow as pa
 import torch
 
 from training.batching.batches import IGNORED, TokenRows
+from training.data.ipc_files import read_table
 
 if TYPE_CHECKING:
     from training.task_types.task_type import Loss
@@ -86,7 +87,7 @@ def add_tokens(labels: torch.Tensor, rows: Sequence[Mapping[str, Any]]) -> torch
 
 def with_tokens(rows: TokenRows, folder: Path) -> TokenRows:
     """The token rows with the columns IDS and LOGPS of the files in a folder, which have a line for each of them."""
-    found = pa.concat_tables(pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in sorted(folder.iterdir()))
+    found = pa.concat_tables(read_table(file) for file in sorted(folder.iterdir()))
     return TokenRows(rows.table.append_column(IDS, found[IDS]).append_column(LOGPS, found[LOGPS]))
 
 
