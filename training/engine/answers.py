@@ -64,7 +64,7 @@ def answer_prompts(
     The prompts of a batch do not depend on the number of processes. `report` is called on rank 0 with the numbers of
     prompts that are done and of all.
     """
-    chosen = np.unique(sample_evenly(len(rows), prompts))
+    chosen = sample_evenly(len(rows), prompts)
     texts = [task_type.prompt_of(rows[int(row)]) for row in chosen]
     found = _generate(task_type, network, tokenizer, texts, mixed_precision, report)
     return Answers(chosen, [text for text, _ in found], [count for _, count in found])
@@ -83,7 +83,7 @@ def answer_turns(
     """The column of the model's answers in at most `most` evenly spaced rows with turns, null for other rows, and the
     number of tokens of each answer. Every rank calls it and gets the same. `report`: as for `answer_prompts`."""
     having = task_type.rows_with_turns(rows)
-    chosen = having[np.unique(sample_evenly(len(having), most))] if len(having) else having
+    chosen = having[sample_evenly(len(having), most)] if len(having) else having
     given = rows.take(pa.array(chosen)).to_pylist()
     prompts = [task_type.turn_prompts(encoder, row) for row in given]
     flat = [prompt for of_row in prompts for prompt in of_row]

@@ -12,8 +12,7 @@ import torch
 
 from training.distributed import machine_files, ranks
 from training.engine import checkpoints, inference
-from training.engine.throughput import PROGRESS_EVERY_S
-from training.jobs.protocol import Events, rank
+from training.jobs.protocol import PROGRESS_EVERY_S, Events, rank
 from training.models import adapters, classifier_inputs, loading
 from training.problems import UserError
 from training.task_types.sequence_level import logits_of

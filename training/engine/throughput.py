@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.jobs.protocol import Events
+from training.jobs.protocol import PROGRESS_EVERY_S, Events
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.batching.batches import LengthGroupedBatches
 
-PROGRESS_EVERY_S = 1.0
 MEASURED_S = 0.05
 FIRST_STEPS_S, SOON_S = 10.0, 60.0
 """The expected end is reported after FIRST_STEPS_S, unless it is less than SOON_S away."""

@@ -45,6 +45,8 @@ OUTPUT = "output"
 LOGS = "logs"
 INPUTS = "inputs"
 IMPORTS = "imports.json"
+PROGRESS_EVERY_S = 1.0
+"""How often programs report progress, at most."""
 
 FailureKind = Literal["user_error", "out_of_memory", "interrupted", "lost_rank", "stalled", "not_started", "internal"]
 

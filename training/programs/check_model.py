@@ -5,7 +5,7 @@ The model is built on the meta device, from its configuration alone, in some sec
 shapes are compared with it. A small copy is tried: see training.models.small_copy.
 
 settings   CheckModelSettings, below
-figures    notes and warnings, lists of texts; errors end it
+result     CheckedModel, below; errors end it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field
 
 from training import task_types
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job, Settings, TaskSettings
+from training.jobs.protocol import Events, Job, Result, TaskSettings
 from training.jobs.search_path import hide_package
 from training.models.configurations import RECIPE, code_fields, invalid_values, make_config, require_class
 from training.models.weights import Fit, compare, head_problem, new_head_problem
@@ -56,7 +56,7 @@ class CheckModelSettings(TaskSettings):
     """The recipe's field that names the model."""
 
 
-class CheckedModel(Settings):
+class CheckedModel(Result):
     """The findings of this program that do not end a run."""
 
     notes: list[str] = Field(default_factory=list)
@@ -65,11 +65,10 @@ class CheckedModel(Settings):
     """The rows of the model's embedding; None if it has none."""
 
 
-def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
+def main(job_dir: Path, job: Job, events: Events) -> CheckedModel:
     """Raises UserError with all problems of the model."""
     with hide_package("deepspeed"):  # where it is installed, transformers would look for an engine of it: 2 seconds
-        checked = check(CheckModelSettings.model_validate(job.settings))
-    return checked.model_dump(mode="json")
+        return check(CheckModelSettings.model_validate(job.settings))
 
 
 def check(settings: CheckModelSettings) -> CheckedModel:

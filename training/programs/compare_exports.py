@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from training import task_types
 from training.data.ipc_files import CORPUS
+from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedExport
 from training.jobs.program import run_program
@@ -125,8 +125,7 @@ def sample(rows: TokenRows) -> TokenRows:
 
     if "row" in rows.table.column_names:  # several feature rows of a row stay together
         return TokenRows(rows.table.slice(0, TIMED_ROWS))
-    places = np.unique(np.linspace(0, len(rows) - 1, min(TIMED_ROWS, len(rows))).astype(np.int64))
-    return TokenRows(rows.table.take(places))
+    return TokenRows(rows.table.take(sample_evenly(len(rows), TIMED_ROWS)))
 
 
 def count_other_tokens(

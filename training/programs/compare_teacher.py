@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
 from training import task_types
 from training.data.ipc_files import read_table
+from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedTeacher, SizeAndSpeed
 from training.jobs.program import run_program
@@ -69,8 +69,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ComparedTeacher:
 
     comparison = compare_models(new, old, settings, None, report, Groups.read(data, split, new))
     stored = read_table(data / f"{split}.arrow")
-    places = np.unique(np.linspace(0, len(stored) - 1, min(TIMED_ROWS, len(stored))).astype(np.int64))
-    timed = stored.take(places)
+    timed = stored.take(sample_evenly(len(stored), TIMED_ROWS))
     theirs = task_types.load(settings.teacher.task, settings.teacher.options)
     folders = [Path(job.inputs[name]) for name in ("model", "tokenizer", "teacher_model", "teacher_tokenizer")]
     works = [

@@ -1,6 +1,8 @@
 """The program that describes the hardware that a training would use here:
-`python -m training.programs.describe_machine JOB`. Its figures are those of
-`training.engine.training_environment.machine`."""
+`python -m training.programs.describe_machine JOB`.
+
+result     that of training.engine.training_environment.machine
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from training.jobs.protocol import Events, Job
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Returns the machine's description as figures."""
+    """Describes the machine."""
     return machine()
 
 

@@ -1,6 +1,8 @@
 """The program that estimates a training: `python -m training.programs.estimate JOB`.
 
-JOB is that of training.programs.fit; the figures are the fields of `training.engine.estimation.Estimate`.
+JOB is that of training.programs.fit.
+
+result     the fields of training.engine.estimation.Estimate
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from training.jobs.protocol import Events, Job
 
 
 def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
-    """Returns the estimate as figures."""
+    """Estimates the training."""
     from training.engine import estimation
     from training.engine.task_setup import make_task
     from training.models import loading

@@ -64,7 +64,7 @@ class LoadedTeacher:
         self.settings = settings
         self.folder, self._tokenizer_folder = (Path(job.inputs[name]) for name in ("model", "tokenizer"))
         self.task_type = task_types.load(settings.task, settings.options)
-        self.batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
+        self.batch_size = settings.rows_at_once
         self._blocks, self._events = job_dir / BLOCKS, events
         self._computed, self._spent_s = 0, 0.0
         name, advice = settings.teacher, "name a teacher of this task."

@@ -29,7 +29,7 @@ from training import task_types
 from training.data.ipc_files import CORPUS, read_table
 from training.evaluation.constant_predictions import advice, nearly_constant, read_column
 from training.jobs.program import run_program
-from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, Result, TaskSettings, rank
+from training.jobs.protocol import OUTPUT, PROGRESS_EVERY_S, Events, Job, NotInKey, Result, TaskSettings, rank
 from training.task_types.task_type import AnswersPrompts, AnswersTurns, SearchesCorpus, TaskType
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from training.engine.collation import Collate
     from training.tokenization.encoder import Encoder
 
-PROGRESS_EVERY_S = 1.0
 DOCUMENTS_AT_ONCE = 4096
 """Documents of a corpus whose embeddings are in memory at a time."""
 
@@ -54,6 +53,11 @@ class ForwardSettings(TaskSettings):
     mixed_precision: Literal["no", "bf16", "fp16"]
     micro_batch_divisor: Annotated[int, NotInKey("its parts have the same rows")] = 1
     """Divides the batch size, so that a batch fits into memory."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """The rows of a batch that fits into memory."""
+        return -(-self.batch_size // self.micro_batch_divisor)
 
 
 class PredictResult(Result):
@@ -116,28 +120,31 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
     network = loading.load_trained(task_type, folder).to(device)
     total, before = sum(map(len, splits.values())), 0
     whole = sum(len(rows.tokens) for rows in splits.values())
-    batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
+    batch_size = settings.rows_at_once
     began = time.monotonic()
     for split, rows in splits.items():
         tell = progress_of_rows(events, split, before, total)
-        answers = predict(task_type, network, rows, collate, batch_size, precision, tell)
+        predictions = predict(task_type, network, rows, collate, batch_size, precision, tell)
         if rank() == 0:
-            if cut := task_type.cut_texts(answers, network):
+            if cut := task_type.cut_texts(predictions, network):
                 events.warning(
-                    f"{cut} of {len(answers)} texts generated for {split} reached options.max_new_tokens and were cut, "
-                    "as metrics see them: raise it if targets are longer; else the model has not learned to end texts."
+                    f"{cut} of {len(predictions)} texts generated for {split} reached options.max_new_tokens and were "
+                    "cut, as metrics see them: raise it if targets are longer; else the model has not learned to end "
+                    "texts."
                 )
-            answers = task_type.decode(answers, tokenizer)
+            predictions = task_type.decode(predictions, tokenizer)
         if prompts and isinstance(task_type, AnswersPrompts):
             found = answer("the model", task_type, network, tokenizer, rows, prompts, precision, split, events)
             if rank() == 0:
-                answers = base_answers[split].add_to(found.add_to(answers), of_base=True)
+                predictions = base_answers[split].add_to(found.add_to(predictions), of_base=True)
         elif prompts and isinstance(task_type, AnswersTurns):
             file, encoder = Path(job.inputs["data"]) / f"{split}.arrow", task_type.load_turn_encoder(folder)
-            answers = add_turns("the model", task_type, network, tokenizer, encoder, file, answers, settings, events)
+            predictions = add_turns(
+                "the model", task_type, network, tokenizer, encoder, file, predictions, settings, events
+            )
         if rank() == 0:
-            write(job_dir / OUTPUT / f"{split}.parquet", answers, rows, numbers)
-            if nearly_constant(task_type.metric_inputs(answers, task_type.labels_of(network.config))):
+            write(job_dir / OUTPUT / f"{split}.parquet", predictions, rows, numbers)
+            if nearly_constant(task_type.metric_inputs(predictions, task_type.labels_of(network.config))):
                 events.warning(advice(split, weights=task_type.recipe_loss_form in ("classes", "labels")))
         before += len(rows)
     corpus = Path(job.inputs["tokens"]) / f"{CORPUS}.arrow"
@@ -263,13 +270,13 @@ def search_corpus(
         pq.write_table(search.result(), file, compression="zstd")
 
 
-def write(file: Path, answers: pa.Table, rows: TokenRows, numbers: npt.NDArray[np.int64] | None = None) -> None:
+def write(file: Path, predictions: pa.Table, rows: TokenRows, numbers: npt.NDArray[np.int64] | None = None) -> None:
     """Stores the predictions of these rows as Parquet, with the row's number in its split, from 0, and its number of
     tokens. `numbers` are those of rows that are a part of the split."""
 
     tokens = rows.tokens
     numbers = np.arange(len(tokens)) if numbers is None else numbers
-    table = answers.add_column(0, "row", [numbers]).append_column("tokens", [tokens])
+    table = predictions.add_column(0, "row", [numbers]).append_column("tokens", [tokens])
     pq.write_table(table, file, compression="zstd")
 
 

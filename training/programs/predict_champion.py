@@ -86,24 +86,24 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     its_tokenizer = loading.load_preprocessor(task_type, tokenizer, folder)
     collate = task_type.collator(its_tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder).to(device)
-    batch_size = -(-settings.batch_size // settings.micro_batch_divisor)
+    batch_size = settings.rows_at_once
     began = time.monotonic()
     tell = progress_of_rows(events, split, 0, len(rows))
-    answers = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
+    predictions = predict(task_type, network, rows, collate, batch_size, settings.mixed_precision, tell)
     own = task_type.labels_of(network.config)
     if rank() == 0:
-        answers = task_type.remap_labels(task_type.decode(answers, its_tokenizer), own, labels)
+        predictions = task_type.remap_labels(task_type.decode(predictions, its_tokenizer), own, labels)
     prompts, name = settings.answered_prompts, settings.champion
     if prompts and isinstance(task_type, AnswersPrompts):
         precision = settings.mixed_precision
         found = answer(name, task_type, network, its_tokenizer, rows, prompts, precision, split, events)
-        answers = found.add_to(answers) if rank() == 0 else answers
+        predictions = found.add_to(predictions) if rank() == 0 else predictions
     elif prompts:
         file = data / f"{split}.arrow"
-        answers = add_turns(name, task_type, network, its_tokenizer, encoder, file, answers, settings, events)
+        predictions = add_turns(name, task_type, network, its_tokenizer, encoder, file, predictions, settings, events)
     written, corpus = job_dir / OUTPUT / f"{split}.parquet", job_dir / "tokens" / f"{CORPUS}.arrow"
     if rank() == 0:
-        write(written, answers, rows)
+        write(written, predictions, rows)
     search_corpus(task_type, network, corpus, [written], collate, batch_size, settings.mixed_precision, events)
     ranks.leave_group()
     return PredictChampionResult(

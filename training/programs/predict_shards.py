@@ -28,7 +28,7 @@ from training.data.prediction_rows import RowReader, WantedShard, read_shards
 from training.data.vectors import parquet_options
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
-from training.jobs.protocol import Events, Job, TaskSettings
+from training.jobs.protocol import PROGRESS_EVERY_S, Events, Job, TaskSettings
 from training.programs.predict import PredictResult
 from training.recipe.reading_rules import ReadingRules
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 SHARDS = "shards"
 """The folder of the predicted shards in the job's folder."""
-PROGRESS_EVERY_S = 1.0
 
 
 class ShardResult(PredictResult):

@@ -47,7 +47,7 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
     splits = {file.stem: TokenRows(file).table for file in sorted(Path(job.inputs["tokens"]).glob("*.arrow"))}
     total, computed, began = sum(map(len, splits.values())), 0, time.monotonic()
     before = dict(zip(splits, accumulate(map(len, splits.values()), initial=0), strict=False))
-    batch_size, precision = -(-settings.batch_size // settings.micro_batch_divisor), settings.mixed_precision
+    batch_size, precision = settings.rows_at_once, settings.mixed_precision
 
     def compute(split: str, first: int, rows: pa.Table) -> pa.Table | None:
         nonlocal computed

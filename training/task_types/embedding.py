@@ -34,7 +34,7 @@ from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import TIE, Others, Rankings, rank, rank_by
 from training.models.repository_files import DEFAULT_PROMPT
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.losses import TEACHER
+from training.task_types.losses import TEACHER, LossOfLabels
 from training.task_types.task_type import Column, CorpusSearch, LearnsVectors, MinesNegatives, SearchesCorpus
 from training.task_types.text_embedding import Embeddings, TextEmbedding
 from training.tokenization.features import list_column
@@ -58,9 +58,6 @@ NEEDED = (
     "The loss triplet needs one in each row, before data.negatives adds others: for rows without, set options.loss: "
     "multiple_negatives_ranking, for which mined negatives are enough."
 )
-LossOfLabels: TypeAlias = Literal[
-    "batch_all_triplet", "batch_hard_triplet", "batch_hard_soft_margin_triplet", "batch_semi_hard_triplet"
-]
 PromptColumn: TypeAlias = Literal["anchor", "positive", "negative", "negatives", "text"]
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
+from training.data.ipc_files import BLOCK_ROWS
 from training.task_types.language_modeling import LanguageModeling
 from training.tokenization.features import Features, encode_texts, list_column
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
     from training.batching.masked_tokens import MaskedTokens
     from training.tokenization.encoder import Encoder
-
-
-BLOCK_ROWS = 10_000
 
 
 class MaskedLM(LanguageModeling):

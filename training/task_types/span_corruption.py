@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
+from training.data.ipc_files import BLOCK_ROWS
 from training.task_types.language_modeling import LanguageModeling
 from training.task_types.seq2seq import set_target_tokens
 from training.tokenization.features import Features, encode_texts
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from training.batching.batches import Batch
     from training.batching.corrupted_spans import CorruptedSpans, Corruption
     from training.tokenization.encoder import Encoder
-
-BLOCK_ROWS = 10_000
 
 
 class SpanCorruption(LanguageModeling):

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 ALLOWED = {
     # It measures, and leaves all as it was: a resumed training does without it, and ends with the same bytes.
     "training.engine.estimation": {""},
-    "training.engine.throughput": {"", "PROGRESS_EVERY_S", "Reporter", "Speed", "flops", "hardware_limit"},
+    "training.engine.throughput": {"", "Reporter", "Speed", "flops", "hardware_limit"},
     # Pictures lie under log/, which the content's digest leaves out.
     "training.evaluation.plots": {"", "draw_rows", "draw_tokens"},
     # The module and class of each name: the module that is named counts.

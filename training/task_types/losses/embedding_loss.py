@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import distributed
@@ -25,12 +25,9 @@ from torch.nn.functional import cosine_similarity, mse_loss, normalize, pad, pai
 from torch.utils.checkpoint import checkpoint
 
 from training.batching.batches import Batch
+from training.task_types.losses import LossOfLabels
 
-OF_LABELS = (
-    *("batch_all_triplet", "batch_hard_triplet"),
-    *("batch_hard_soft_margin_triplet", "batch_semi_hard_triplet"),
-)
-"""The losses of texts with labels."""
+OF_LABELS = get_args(LossOfLabels)
 OF_WHOLE_STEP = ("multiple_negatives_ranking", "cosent", *OF_LABELS)
 """The losses in which a row is compared with the other rows of its batch."""
 MAX_SCORES = 2**24
