@@ -154,8 +154,8 @@ def _refuse(reason: str | None, shown: str) -> None:
     if reason:
         message = (
             f"{shown!r} was not written by this home ({reason}), and loading its pickles can execute code. If you "
+            f"trust its author, set {TRUSTED}: true; or set model.path to a folder with safetensors."
         )
-        message += f"trust its author, set {TRUSTED}: true; or set model.path to a folder with safetensors."
         raise UserError.of("training", NAMED, message)
 
 

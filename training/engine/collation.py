@@ -119,8 +119,8 @@ def require_same_predictions(
     if not difference <= (TOLERATED if exact else TOLERATED_IN_FEWER_BITS):
         message += (
             f", so all figures would be wrong. Set padding_side to {'left' if side == 'right' else 'right'!r} in "
+            "tokenizer_config.json of the model; if that does not help, choose another model."
         )
-        message += "tokenizer_config.json of the model; if that does not help, choose another model."
         raise UserError.of("model", "tokenizer.padding_side", message)
     if exact and difference > NOTICED:
         warn(f"tokenizer.padding_side: {message}.")

@@ -123,7 +123,6 @@ def require_finite_weights(task: Task, trained: Trained) -> None:
     weights = (parameters if trained.weights is None else trained.weights) if rank() == 0 else {}
     lost = [name for name in parameters if name in weights and not weights[name].isfinite().all()]
     if lost := ranks.broadcast(lost):
-        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(parameters)} tensors "
-        message += "NaN or infinite: "
-        message += f"{lost[0]} first. Lower it, or raise training.warmup_steps."
+        message = f"{task.training.learning_rate:g} made {len(lost)} of the model's {len(parameters)} tensors NaN or "
+        message += f"infinite: {lost[0]} first. Lower it, or raise training.warmup_steps."
         raise UserError.of("training", "training.learning_rate", message)

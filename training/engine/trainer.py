@@ -249,9 +249,8 @@ class ExactTrainer(Trainer):
         """Raises UserError for a batch of other rows than the evaluation's: a user's DataLoader made it."""
         if given != expected:
             message = f"get_eval_dataloader of {self._task.training.trainer!r} gives {given} rows where the evaluation "
-            message += (
-                f"has {expected}: give its DataLoader `batch_sampler=self.evaluation_batches(self.eval_dataset)`."
-            )
+            message += f"has {expected}: give its DataLoader "
+            message += "`batch_sampler=self.evaluation_batches(self.eval_dataset)`."
             raise _FIELD.error(message)
 
     def _ends_epoch(self, step: int) -> bool:

@@ -70,7 +70,6 @@ class Groups:
 def read_hashes(data: Path, split: str, predicted: Predictions | None = None) -> Hashes | None:
     """(N,) the hash of the group of each row, or of each entry of the predictions, from the folder of load_data; None
     if the rows of the split have none."""
-
     file = data / groups_file(split)
     if not file.is_file():
         return None

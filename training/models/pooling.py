@@ -68,10 +68,8 @@ def pooling_of(config: Any, folder: Path, pooling: Mode | None = None, normalize
     else:
         steps = {str(step.get("type", "")).rpartition(".")[2]: step for step in read_json_list(folder / MODULES)}
         if unknown := steps.keys() - {"Transformer", "Pooling", "Normalize"}:
-            message = (
-                f"{MODULES} has the step {min(unknown)}, and Transformer, Pooling and Normalize are known: choose "
-            )
-            raise UserError.of("model", "model.path", f"{message}a base model without it.")
+            message = f"{MODULES} has the step {min(unknown)}, and Transformer, Pooling and Normalize are known: "
+            raise UserError.of("model", "model.path", f"{message}choose a base model without it.")
         name = name_of(f"{steps.get('Pooling', {}).get('path')}/config.json")
         settings = {} if "/" in name else read_json(folder / name)  # other folders are no part of the model
         mode = _mode(settings, name) if "Pooling" in steps and pooling is None else "mean"

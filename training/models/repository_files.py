@@ -207,8 +207,8 @@ def require_no_other_files(*folders: Path) -> None:
         for name, value in sorted(found.items()):
             message = (
                 f"{path} has {name}: {str(value)[:200]!r}, and transformers would read other files than the model's: "
+                "remove the setting, or save the model and its tokenizer again with save_pretrained()."
             )
-            message += "remove the setting, or save the model and its tokenizer again with save_pretrained()."
             problems.append(Problem(kind="model", where="model.path", message=message))
     if problems:
         raise UserError(problems)

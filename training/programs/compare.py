@@ -145,7 +145,6 @@ def compare_answers(
 
     Both are empty if nothing reads answers. `groups` are those of all rows.
     """
-
     if not settings.lengths and settings.judge is None:
         return ComparedAnswers([], np.empty(0))
     answers, found = paired_answers(predictions, champion), list[AnswerMetric]()
@@ -230,8 +229,8 @@ def compare_models(
     if by_token and (reason := new.incomparable_reason(old)):
         message = (
             f"this model and {champion} {reason}, so figures by token are not comparable: train with its tokenizer "
+            "(model.start_from: champion) and the same tokens.max_length, or name another registry."
         )
-        message += "(model.start_from: champion) and the same tokens.max_length, or name another registry."
         raise UserError.of("release", "release.gate.compare", message)
     better, worse = find_changes(new, old, settings.figure)
     tested = run_gain_test(new, old, settings, report, groups, is_baseline=rival is not None)

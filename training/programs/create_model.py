@@ -90,7 +90,6 @@ def main(job_dir: Path, job: Job, events: Events) -> ModelResult:
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     """The texts of these columns of an Arrow file, a record batch at a time."""
-
     with ipc_reader(file, mapped=False) as reader:
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)

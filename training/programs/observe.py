@@ -129,7 +129,6 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
 
 def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Row]:
     """The rows of a split as load_data stored it."""
-
     table = read_table(folder / f"{split}.arrow")
     names = json.loads((folder / "labels.json").read_text())
     labels = table["label"].to_pylist() if "label" in table.column_names else [None] * len(table)
@@ -141,7 +140,6 @@ def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Ro
 
 def _read_sample(file: Path) -> Iterator[Row]:
     """The rows of a sample. A row that the model cannot predict has no inputs."""
-
     with file.open("rb") as lines:
         for line in lines:
             values = json.loads(line)
@@ -150,7 +148,6 @@ def _read_sample(file: Path) -> Iterator[Row]:
 
 def _usable_rows(task_type: TaskType, columns: Mapping[str, str], rows: list[Row]) -> list[Row]:
     """The rows, without the inputs of those that the task type cannot predict."""
-
     places = [place for place, (_, inputs, _) in enumerate(rows) if inputs is not None]
     if not places:
         return rows

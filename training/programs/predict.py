@@ -273,7 +273,6 @@ def search_corpus(
 def write(file: Path, predictions: pa.Table, rows: TokenRows, numbers: npt.NDArray[np.int64] | None = None) -> None:
     """Stores the predictions of these rows as Parquet, with the row's number in its split, from 0, and its number of
     tokens. `numbers` are those of rows that are a part of the split."""
-
     tokens = rows.tokens
     numbers = np.arange(len(tokens)) if numbers is None else numbers
     table = predictions.add_column(0, "row", [numbers]).append_column("tokens", [tokens])

@@ -122,7 +122,6 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictResult:
 
 def write(file: Path, predictions: pa.Table) -> None:
     """Writes a file of predictions, which appears whole."""
-
     aside = file.with_suffix(".aside")
     pq.write_table(predictions, aside, **parquet_options(predictions.schema))
     os.replace(aside, file)

@@ -200,7 +200,6 @@ class OptionalHooks:
 
     def is_rendered(self, rows: pa.RecordBatch) -> Mask:
         """(N,) whether a chat template writes the text of a row, so that special tokens in its messages are text."""
-
         return np.zeros(rows.num_rows, np.bool_)
 
     def tokenizer_problems(self, encoder: Encoder, columns: Collection[str]) -> Iterable[Problem]:
