@@ -168,8 +168,8 @@ class Outcome(BaseModel):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is always complete: the old one or the new one, even after a power cut. Other users cannot
-    write to it, whatever the umask is.
+    """Writes a file that is always complete: the old one or the new one, even after a power cut. Users outside of its
+    group cannot write to it, whatever the umask is.
 
     Raises OSError, for example if the disk is full; then the old file is unchanged and no other file is left.
     """

@@ -91,8 +91,8 @@ def _format_line(error: BaseException) -> str:
 
 
 def _list_modules(package: str) -> Iterable[str]:
-    """The modules of a package, or of the working directory for the empty name."""
-    for folder in [Path(entry) for entry in sys.modules[package].__path__] if package else [Path.cwd()]:
+    """The modules of a package, none of a module; those of the working directory for the empty name."""
+    for folder in map(Path, getattr(sys.modules[package], "__path__", ())) if package else [Path.cwd()]:
         yield from (file.stem for file in folder.glob("*.py"))
         yield from (file.parent.name for file in folder.glob("*/*.py"))
 
