@@ -28,14 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from training.evaluation.group_tests import chance_of_so_few, groups_for_share, highest_share_by_groups
+from training.evaluation.predictions import Floats, Mask, Rows
 from training.evaluation.row_groups import Groups
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 CANDIDATES = 50
 """Thresholds that are tried at most: those that answer 2 %, 4 %, …, 100 % of a part's validation rows."""

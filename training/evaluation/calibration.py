@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from training.evaluation.predictions import Floats, Mask, Rows
+
 Logits = npt.NDArray[np.floating[Any]]
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 FEWEST_OF_EACH = 20
 """Validation rows with a label, and without it, for a scale and an offset of its own."""

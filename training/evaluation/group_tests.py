@@ -25,8 +25,6 @@ import numpy.typing as npt
 from training.evaluation.row_groups import Groups
 from training.evaluation.significance import ROUNDING, Significance
 
-Floats = npt.NDArray[np.float64]
-
 STEP, STEPS = 0.05, 280
 """Of the integration over the hyperbolic arc sine of the frequency: with twice as many steps, no digit changes."""
 BISECTIONS, BOUND_BISECTIONS = 45, 30

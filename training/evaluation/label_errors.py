@@ -22,16 +22,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
+from training.evaluation.predictions import Floats, Mask, Rows
 from training.evaluation.scores import ErrorShare
-
-Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 TAIL = 3.0
 """How many times as overconfident the model may be where it is surest."""

@@ -24,7 +24,7 @@ from training.evaluation.tags import count_matches, types_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from training.evaluation.calibration import Floats, Mask
+    from training.evaluation.predictions import Floats, Mask
 
     Outcomes = tuple[Floats, Mask]
 

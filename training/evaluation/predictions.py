@@ -20,6 +20,7 @@ from training.recipe.tables.metrics import MANY_LABELS, NUMBERS, ONE_LABEL, TOKE
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]  # (D, N) the number of times that each row counts in each draw
 Figure = Callable[[Counts], Floats]
 """Returns the figure of each draw, (D,)."""

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from training.data.ipc_files import groups_file, read_table
+from training.evaluation.predictions import Floats, Mask, Predictions, Rows
 
-if TYPE_CHECKING:
-    from training.evaluation.predictions import Predictions
-
-Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+from training.evaluation.predictions import Floats
 
-Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 MOST_SEEDS = 1_000
 """More are not suggested."""

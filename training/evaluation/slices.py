@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.ipc_files import read_table
+from training.evaluation.predictions import Predictions, Rows
 
-if TYPE_CHECKING:
-    from training.evaluation.predictions import Predictions
-
-Rows = npt.NDArray[np.int64]
 NO_VALUE = "none"
 
 

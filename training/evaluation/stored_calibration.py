@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from training.data.vectors import as_lists, as_matrix
 from training.evaluation.abstention import Judged, needs_review
-from training.evaluation.calibration import Floats, Logits, Mask, Scaling, calibration_error, log_softmax
-from training.evaluation.predictions import ManyLabels, OneLabel
+from training.evaluation.calibration import Logits, Scaling, calibration_error, log_softmax
+from training.evaluation.predictions import Floats, ManyLabels, Mask, OneLabel
 from training.jobs.protocol import Result
 from training.problems import UserError, on_one_line
 

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from training import task_types
 from training.evaluation.abstention import Judged, LabelThreshold, find_thresholds, least_probability, risk_coverage
-from training.evaluation.calibration import Floats, Mask, calibration_error, fit_many_labels, fit_one_label
-from training.evaluation.predictions import ManyLabels, OneLabel
+from training.evaluation.calibration import calibration_error, fit_many_labels, fit_one_label
+from training.evaluation.predictions import Floats, ManyLabels, Mask, OneLabel
 from training.evaluation.row_groups import Groups
 from training.evaluation.stored_calibration import (
     Abstention,

@@ -20,9 +20,10 @@ from pydantic_core import to_jsonable_python
 
 from training import task_types
 from training.evaluation.bootstrap import DRAWS, SEED, draw_figures
+from training.evaluation.predictions import Floats
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import VariantGain
-from training.evaluation.seed_gains import Floats, SeedGain
+from training.evaluation.seed_gains import SeedGain
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.programs.score import read_predictions

@@ -38,7 +38,7 @@ from training import task_types
 from training.data.ipc_files import read_table
 from training.evaluation import slices
 from training.evaluation.bootstrap import DRAWS, SEED, draw_figures, interval
-from training.evaluation.predictions import OneLabel, Predictions
+from training.evaluation.predictions import OneLabel, Predictions, Rows
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import Score, Scores, SliceGroup, SplitScores
 from training.jobs.program import run_program
@@ -187,7 +187,7 @@ def _report_groups(events: Events, split: str, done: int, total: int) -> None:
     events.progress(phase="slices", split=split, done=done, total=total)
 
 
-def find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, slices.Rows]:
+def find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict[str, Rows]:
     """The groups of a slice, from the inputs `predictions` and `data` of a job."""
     if name == LABEL:
         return slices.of_label(predicted.references, predicted.labels) if isinstance(predicted, OneLabel) else {}
@@ -198,7 +198,7 @@ def find_groups(name: str, split: str, predicted: Predictions, job: Job) -> dict
 
 
 def score_groups(
-    groups: Mapping[str, slices.Rows],
+    groups: Mapping[str, Rows],
     with_interval: Container[str],
     predicted: Predictions,
     whole: Scores,

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
@@ -41,7 +40,7 @@ from training.evaluation.drift.effects import (
     compare_numbers,
     compare_words,
 )
-from training.evaluation.predictions import Floats
+from training.evaluation.predictions import Floats, Mask
 from training.evaluation.text_statistics import FIELD, count_characters, find_empty, find_repeated, find_scripts
 
 Verdict = Literal["steady", "watch", "drifted", "undecided"]
@@ -56,7 +55,6 @@ FOLDS = 5
 DRAWS = 200
 LEAST_OF_EACH = 10
 """Right predictions, and wrong ones, that an estimate needs among the reference rows."""
-Bools = npt.NDArray[np.bool_]
 Calibrate = Callable[[Floats], Floats]
 
 
@@ -291,7 +289,7 @@ def estimate(reference: Observations, new: Observations) -> EstimatedAccuracy | 
     return estimate_accuracy(reference.confidence, reference.correct, new.confidence)
 
 
-def estimate_accuracy(confidence: Floats, correct: Bools, new_confidence: Floats, seed: int = 0) -> EstimatedAccuracy:
+def estimate_accuracy(confidence: Floats, correct: Mask, new_confidence: Floats, seed: int = 0) -> EstimatedAccuracy:
     """Estimates the accuracy on the new rows. Its interval covers three sources of chance: the reference rows (by the
     bootstrap), the choice of the calibration's parameters with them, and the labels of the new rows.
 
@@ -314,7 +312,7 @@ def estimate_accuracy(confidence: Floats, correct: Bools, new_confidence: Floats
     return EstimatedAccuracy(value, float(min(low, value)), float(max(high, value)), float(correct.mean()), method)
 
 
-def _choose_method(confidence: Floats, correct: Bools) -> str:
+def _choose_method(confidence: Floats, correct: Mask) -> str:
     """The calibration with the smaller log loss on rows that it was not learned from."""
     fold = np.arange(len(correct)) % FOLDS
     np.random.default_rng(0).shuffle(fold)
@@ -328,7 +326,7 @@ def _choose_method(confidence: Floats, correct: Bools) -> str:
     return min(losses, key=lambda name: losses[name])
 
 
-def _fit(method: str, confidence: Floats, correct: Bools) -> Calibrate:
+def _fit(method: str, confidence: Floats, correct: Mask) -> Calibrate:
     """The function from confidences to probabilities of being right, within half a row of 0 and 1."""
     rows, right = len(correct), int(correct.sum())
     least = 0.5 / (rows + 1)
