@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from training.data.casting import TaskColumns, to_batch
 from training.data.file_systems import display_name
-from training.data.ipc_files import CORPUS, in_blocks, ipc_writer
+from training.data.ipc_files import CORPUS, write_table
 from training.data.prediction_rows import RowReader
 from training.problems import Problem, UserError
 from training.recipe.reading_rules import ReadingRules
@@ -51,9 +51,7 @@ def load_corpus(
                 yield to_batch(cast(TaskColumns, task_type), [column], texts)
 
     schema = to_batch(cast(TaskColumns, task_type), [column], []).schema
-    with ipc_writer(out / f"{CORPUS}.arrow", schema) as writer:
-        for block in in_blocks(batches(), schema):
-            writer.write(block)
+    write_table(out / f"{CORPUS}.arrow", batches(), schema)
     if not documents:
         message = f"none of {len(unusable):,} rows has a text in column {names[column]!r}: name another file, or the "
         raise UserError.of("data", FIELD, f"{message}column in data.columns.{column}.")

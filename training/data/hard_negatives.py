@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.ipc_files import CORPUS, in_blocks, ipc_reader, ipc_writer
+from training.data.ipc_files import CORPUS, ipc_reader, write_table
 from training.data.vectors import rows_at_once
 from training.jobs.protocol import Result
 
@@ -132,9 +132,7 @@ class QueryRows:
         """Stores the rows of an evaluated split with the documents that were found for their queries (Q,)."""
         by_query = dict(zip(self.corpus.queries, found, strict=True))
         rows = self.task_type.with_candidates(self.batches, by_query)
-        with ipc_writer(file, rows[0].schema) as writer:
-            for block in in_blocks(rows, rows[0].schema):
-                writer.write_batch(block)
+        write_table(file, rows, rows[0].schema)
 
     def write(self, found: Sequence[Sequence[str]], wanted: int, file: Path) -> MineResult:
         """Stores the rows with the negatives of their queries (Q,), of which `wanted` were looked for. A row without a
@@ -152,9 +150,7 @@ class QueryRows:
                 for texts, (_, documents) in zip(negatives, judged, strict=True)
                 if any(belongs for _, belongs in documents)
             )
-        with ipc_writer(file, rows[0].schema) as writer:
-            for block in in_blocks(rows, rows[0].schema):
-                writer.write_batch(block)
+        write_table(file, rows, rows[0].schema)
         return MineResult(rows=sum(map(len, rows)), negatives=added, without=without)
 
 

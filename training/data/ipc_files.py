@@ -62,6 +62,13 @@ def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int = 
         yield _copied(held)
 
 
+def write_table(file: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+    """Stores rows as an IPC file in batches of BLOCK_ROWS."""
+    with ipc_writer(file, schema) as writer:
+        for block in in_blocks(batches, schema):
+            writer.write(block)
+
+
 def _copied(rows: pa.Table) -> pa.RecordBatch:
     (batch,) = rows.take(pa.array(np.arange(rows.num_rows))).combine_chunks().to_batches()
     return batch

@@ -11,7 +11,7 @@ from typing import cast
 import pyarrow as pa
 
 from training.data.casting import TaskColumns, Values, to_batch
-from training.data.ipc_files import in_blocks, ipc_reader, ipc_writer
+from training.data.ipc_files import ipc_reader, write_table
 from training.data.near_duplicates import find_like
 from training.data.near_images import find_like_images
 from training.data.prediction_rows import RowReader
@@ -90,9 +90,7 @@ def load_unlabelled(
         message += f"validation or test, {counts['repeated']:,} are there already, {unusable:,} cannot be used. Name "
         raise UserError.of("data", FIELD, f"{message}other rows, or set it to null.")
     batch = to_batch(cast(TaskColumns, task_type), roles, kept)
-    with ipc_writer(out / "train.arrow", batch.schema) as writer:
-        for block in in_blocks([batch], batch.schema):
-            writer.write(block)
+    write_table(out / "train.arrow", [batch], batch.schema)
     return UnlabelledResult(rows=len(kept), unusable=unusable, **counts)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from training import task_types
-from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.data.ipc_files import read_table, write_table
 from training.jobs.blocks import BLOCKS, ROWS_IN_BLOCK, compute_files
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
@@ -57,20 +57,13 @@ def main(job_dir: Path, job: Job, events: Events) -> BlocksResult:
         return None if rank() else pa.table(dict(task_type.reference_columns(found)))
 
     for split, blocks in compute_files(job_dir / BLOCKS, splits, compute, ROWS_IN_BLOCK).items():
-        columns = pa.concat_tables(map(read_table, blocks))
-        _write(job_dir / OUTPUT / f"{split}.arrow", splits[split], columns)
+        rows, columns = splits[split], pa.concat_tables(map(read_table, blocks))
+        for name in columns.column_names:
+            rows = rows.append_column(name, columns[name])
+        write_table(job_dir / OUTPUT / f"{split}.arrow", rows.to_batches(), rows.schema)
     ranks.leave_group()
     rate = computed / (time.monotonic() - began)
     return BlocksResult(rows=total, rows_per_second=round(rate, 1), computed=computed)
-
-
-def _write(file: Path, rows: pa.Table, columns: pa.Table) -> None:
-    """Stores the token rows with more columns."""
-    for name in columns.column_names:
-        rows = rows.append_column(name, columns[name])
-    with ipc_writer(file, rows.schema) as writer:
-        for batch in in_blocks(rows.to_batches(), rows.schema):
-            writer.write(batch)
 
 
 if __name__ == "__main__":

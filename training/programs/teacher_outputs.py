@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_columns import flat_values
-from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.data.ipc_files import read_table, write_table
 from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
@@ -79,9 +79,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
         found = pa.concat_tables(map(read_table, blocks))
         outputs = reorder(found[TEACHER].combine_chunks(), theirs, labels)
         schema = pa.schema([(TEACHER, outputs.type)])
-        with ipc_writer(job_dir / OUTPUT / f"{split}.arrow", schema) as writer:
-            for part in in_blocks([pa.record_batch([outputs], schema=schema)], schema):
-                writer.write(part)
+        write_table(job_dir / OUTPUT / f"{split}.arrow", [pa.record_batch([outputs], schema=schema)], schema)
     return teacher.result(sum(map(len, rows.values())))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from training.data.ipc_files import in_blocks, ipc_writer, read_table
+from training.data.ipc_files import read_table, write_table
 from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
@@ -75,9 +75,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
         for batch in stored.to_batches():
             answered.append(task_type.with_targets(batch, texts[done : done + batch.num_rows]))
             done += batch.num_rows
-        with ipc_writer(job_dir / OUTPUT / f"{split}.arrow", stored.schema) as writer:
-            for batch in in_blocks(answered, stored.schema):
-                writer.write(batch)
+        write_table(job_dir / OUTPUT / f"{split}.arrow", answered, stored.schema)
         if cut := sum(found[CUT].to_pylist()):
             events.warning(
                 f"{cut:,} of {len(texts):,} answers of {settings.teacher} reached options.max_new_tokens and were cut: "
