@@ -175,6 +175,9 @@ def require_model_folder(folder: Path, *, images: bool = False) -> None:
     files = [path for path in (*folder.iterdir(), *folder.glob(POOLING)) if not path.is_dir()]
     if foreign := find_foreign((str(path) for path in files if part_of(path.name)), HOME_ROOMS, "model"):
         raise UserError(foreign)
+    message = "is a link to a file that is gone: copy or download the model again."
+    if gone := [path for path in files if part_of(path.name) and not path.exists()]:
+        raise UserError(Problem(kind="model", where=str(path), message=message) for path in gone)
     require_no_other_files(folder)
     message = f"has more than {MOST_BYTES >> 20} MiB, and is not the file that it seems: copy or download it again."
     small = (path for path in files if part_of(path.name) and not path.name.endswith(".safetensors"))

@@ -75,6 +75,20 @@ def test_a_pipe_in_a_model_folder_is_refused_by_name_and_is_not_waited_for(tmp_p
         require_model_folder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_a_link_to_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, name: str) -> None:
+    """As in a snapshot of the Hub's cache whose blob somebody has removed."""
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "0123")
+    (problem,) = raised_problems(require_model_folder, tmp_path)
+    assert (Path(problem.where).name, problem.message) == (
+        name,
+        "is a link to a file that is gone: copy or download the model again.",
+    )
+
+
 def test_a_link_in_a_folder_of_a_model_is_refused_too(tmp_path: Path) -> None:
     for file in ("model.safetensors", "tokenizer.json"):
         (tmp_path / file).write_text("{}")
