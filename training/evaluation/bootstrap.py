@@ -108,11 +108,14 @@ def draw_differences(
     seed: int,
     report: Callable[[int], None] = lambda done: None,
 ) -> Floats:
-    """(F, D) the first sample's figures less the second's, on the same draws of the U rows; nan where one is undefined.
+    """(F, D) the first sample's figures less the second's, on the same draws of the U rows; nan where one is undefined,
+    as it is of no rows.
 
     `figures` are the F figures on either sample; `report` is called with the number of finished draws. Of rows in
     groups, `places` are the numbers of their groups among those of both samples.
     """
+    if not all(map(len, places)):
+        return np.full((len(figures[0]), number), np.nan)
     units = np.arange(int(max(places[0].max(), places[1].max())) + 1)
     most = max(len(units), *map(len, places))
     found, done = np.empty((len(figures[0]), number)), 0

@@ -137,7 +137,9 @@ def compute_scores(
     from training.evaluation.metrics.resampling import figures
 
     values = metrics.compute(names, predicted)
-    if groups is not None and len(groups.sizes) < 2:  # each draw would be all rows
+    # Nothing can be drawn of no entry, such as of queries that all lack a relevant document; of one group, each draw
+    # would be all rows.
+    if not len(predicted) or (groups is not None and len(groups.sizes) < 2):
         report(DRAWS)
         return {name: {"value": or_null(value), "low": None, "high": None} for name, value in values.items()}
     of_rows, numbers = list(figures(names, predicted).values()), groups.numbers if groups else None

@@ -27,6 +27,13 @@ def test_the_same_rows_have_no_difference_on_any_draw() -> None:
     assert np.abs(draws).max() < 1e-12
 
 
+def test_no_rows_have_no_difference_from_any() -> None:
+    """Such as queries that all lack a relevant document: no row can be drawn."""
+    values, nothing = np.random.default_rng(0).random(20), np.empty(0)
+    draws = draw_differences(([mean(nothing)], [mean(values)]), (np.arange(0), np.arange(20)), 10, 0)
+    assert draws.shape == (1, 10) and np.isnan(draws).all()
+
+
 @pytest.mark.parametrize("shared", [0, 150])
 def test_the_interval_has_the_true_difference_in_19_of_20_cases(shared: int) -> None:
     """The figure drops by 0.1 between two samples of 300 rows, some of which are the same rows, with less value."""

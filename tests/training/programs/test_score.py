@@ -18,6 +18,7 @@ from tests.training.programs_here import SCORE, folders, run, warnings_of
 from training.evaluation import bootstrap
 from training.evaluation.metrics import LabelMetric
 from training.evaluation.predictions import OneLabel
+from training.evaluation.rankings import rank_candidates
 from training.evaluation.row_groups import Groups
 from training.jobs.protocol import read_events
 from training.programs import score
@@ -100,6 +101,12 @@ def test_intervals_hold_the_true_value_as_often_as_they_say_and_are_the_same_eve
         found = score.compute_scores(["accuracy"], rows)["accuracy"]
         held += found["low"] <= 0.8 <= found["high"]  # type: ignore[operator]
     assert 53 <= held <= 60 and score.compute_scores(["accuracy"], rows)["accuracy"] == found
+
+
+def test_queries_that_all_lack_a_relevant_document_have_no_figures() -> None:
+    no_label, queries = np.zeros(4), np.array([0, 0, 1, 1])
+    rankings = rank_candidates(queries, np.arange(4.0), no_label, queries)
+    assert score.compute_scores(["ndcg_at_10"], rankings) == {"ndcg_at_10": {"value": None, "low": None, "high": None}}
 
 
 def test_draws_are_the_same_however_many_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
