@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.evaluation.row_groups import Groups
-from training.evaluation.significance import ROUNDING, Significance
+from training.evaluation.significance import ROUNDING, Significance, level_of
 
 STEP, STEPS = 0.05, 280
 """Of the integration over the hyperbolic arc sine of the frequency: with twice as many steps, no digit changes."""
@@ -71,7 +71,7 @@ def gain_by_groups(gains: npt.ArrayLike, groups: Groups, margin: float, confiden
         """Of a true mean of at most this."""
         return chance_of_positive([*(mean * sizes - sums), (1 + mean) * worst])
 
-    gain, level = float(values.mean()), 1 - confidence + ROUNDING
+    gain, level = float(values.mean()), level_of(confidence)
     found = p_value(margin)
     at_least = _find_crossing(lambda mean: p_value(mean) <= level, -1.0, gain)
     better = found <= level

@@ -97,7 +97,7 @@ def mcnemar(gained: int, lost: int, rows: int, confidence: float) -> Significanc
         gain=(gained - lost) / rows,
         at_least=float(differing * (2 * least_share - 1) / rows),
         p_value=float(test.pvalue),
-        better=bool(test.pvalue <= _level(confidence)),
+        better=bool(test.pvalue <= level_of(confidence)),
     )
 
 
@@ -128,7 +128,7 @@ def promotion_chance(
     """
     from scipy.stats import binom
 
-    level, differing = _level(confidence), min(1.0, max(differing, gain))
+    level, differing = level_of(confidence), min(1.0, max(differing, gain))
     ends = binom.ppf((1e-10, 1 - 1e-10), rows, differing)
     numbers = np.arange(max(1, ends[0]), max(1, ends[1]) + 1)  # rows that differ
     least = binom.isf(level, numbers, 0.5) + 1  # of them, gained rows with which the model is better
@@ -216,7 +216,7 @@ def paired(
     half of the bootstrap draws.
     """
     pair = _Pair(figure, rows, guards, -1.0 if less_is_better else 1.0, groups)
-    gain, level = pair.gain, _level(confidence)
+    gain, level = pair.gain, level_of(confidence)
     if not math.isfinite(gain):
         return Significance(gain=gain, at_least=math.nan, p_value=math.nan, better=False)
     needed = math.ceil(MIN_TAIL_DRAWS / level)
@@ -241,8 +241,9 @@ def paired(
     return Significance(gain, at_least if better else min(at_least, margin), p_value, better, least_p_value)
 
 
-def _level(confidence: float) -> float:
-    return 1 - confidence + 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
+def level_of(confidence: float) -> float:
+    """The largest p-value of a gain: 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1."""
+    return 1 - confidence + ROUNDING
 
 
 class _Pair:

@@ -302,11 +302,15 @@ def uses_tokenizer_json(tokenizer: Path, model: Path) -> bool:
 
 def chat_template(tokenizer: Path) -> tuple[str, dict[str, str]] | None:
     """The chat template of a tokenizer's folder, from its file or else from tokenizer_config.json, and the special
-    tokens by name; None without a template."""
+    tokens by name; None without a template. Raises UserError for a file that is no text."""
     settings = read_json(tokenizer / "tokenizer_config.json")
     text = default_template(settings.get("chat_template"))
-    if (tokenizer / CHAT_TEMPLATE).is_file():
-        text = (tokenizer / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    if (file := tokenizer / CHAT_TEMPLATE).is_file():
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            message = "is not UTF-8 text: save it as UTF-8, or copy or download the model again."
+            raise UserError.of("model", str(file), message) from None
     return None if text is None else (text, special_tokens(settings))
 
 

@@ -15,6 +15,7 @@ from tests.training import tiny
 from training import task_types
 from training.models import loading
 from training.models.repository_files import (
+    chat_template,
     part_of,
     require_files,
     require_model_folder,
@@ -87,6 +88,12 @@ def test_a_link_to_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, name
         name,
         "is a link to a file that is gone: copy or download the model again.",
     )
+
+
+def test_a_chat_template_that_is_no_text_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes("{{ 'é' }}".encode("latin-1"))
+    with pytest.raises(UserError, match=r"chat_template\.jinja: is not UTF-8 text: save it as UTF-8"):
+        chat_template(tmp_path)
 
 
 def test_a_link_in_a_folder_of_a_model_is_refused_too(tmp_path: Path) -> None:
