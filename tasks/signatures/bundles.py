@@ -41,7 +41,7 @@ class ForeignKey(BadSignature):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, strict=True)
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, strict=True, defer_build=True)
 
 
 class _Signature(_Part):
@@ -75,7 +75,7 @@ class _Bundle(_Part):
 class Subject(BaseModel):
     """What a statement is about."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str
     digest: dict[str, str]
@@ -84,7 +84,7 @@ class Subject(BaseModel):
 class Statement(BaseModel):
     """An in-toto statement."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(default="https://in-toto.io/Statement/v1", alias="_type")
     subject: list[Subject] = Field(min_length=1)

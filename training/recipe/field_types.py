@@ -10,7 +10,7 @@ import ast
 import inspect
 import itertools
 import re
-import textwrap
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -118,16 +118,27 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     for one in reversed(model.__mro__):
         if not issubclass(one, BaseModel) or one.__module__.partition(".")[0] == "pydantic":
             continue
-        try:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        except OSError:  # made by pydantic.create_model
-            continue
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in itertools.pairwise(tree.body):
+        for field, text in itertools.pairwise(_class_bodies(one.__module__).get(one.__qualname__, [])):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 found.pop(field.target.id, None)
                 if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                     found[field.target.id] = inspect.cleandoc(str(text.value.value))
+    return found
+
+
+@cache
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """The statements of each class of a module, by its qualified name; none without its source. `inspect.getsource`
+    would parse the whole file for each class."""
+    try:
+        outer = [("", ast.parse(inspect.getsource(sys.modules[module])).body)]
+    except (KeyError, OSError):
+        return {}
+    found: dict[str, list[ast.stmt]] = {}
+    for prefix, body in outer:
+        inner = {prefix + node.name: node.body for node in body if isinstance(node, ast.ClassDef)}
+        outer += [(f"{name}.", body) for name, body in inner.items()]
+        found |= inner
     return found
 
 
