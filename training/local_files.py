@@ -46,6 +46,8 @@ def open_local(file: str, home_rooms: Sequence[str] = (), kind: str = "data") ->
     home, except in `home_rooms`. All is checked on what was opened, so that nothing can be put in its place.
     """
     file, owners = os.path.abspath(file), _Owners([], [])
+    if "\0" in file:  # which no name has, and os.open would raise ValueError
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
     try:
         with contextlib.ExitStack() as opened:
             folder = _descend(os.path.dirname(file), None, owners.of_folders)

@@ -51,7 +51,7 @@ class Problem(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: str
-    """The part that found it: recipe, data, model, tokens, training, compute, release, hub; or DISK, NETWORK."""
+    """The part that found it, such as recipe, data, option or registry; or DISK, NETWORK."""
     where: str
     """The wrong field (`training.learning_rate`), file and row, or name."""
     message: str

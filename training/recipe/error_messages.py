@@ -35,7 +35,9 @@ _BOUNDS = {
 _NAMES = {
     "name": "lower-case letters, digits and '-', beginning with a letter or digit",
     "data.mix.name": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
-    "compute.cluster_address": "host:port of the head of the cluster, such as 10.0.0.1:6379",
+    **dict.fromkeys(
+        ("compute.cluster_address", "cluster_address"), "host:port of the head of the cluster, such as 10.0.0.1:6379"
+    ),
     "release.registry": "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     **dict.fromkeys(
         ("release.champion", "release.challenger"), "letters, digits, '_' and '-', beginning with a letter"
@@ -108,8 +110,8 @@ def _unknown_field(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> 
 
 def _unknown_value(error: ErrorDetails, where: str, recipe: type[BaseModel]) -> str:
     value, name = error["input"], INDEX.sub("", where)
-    if where == "training.optim" and value in REFUSED:
-        return f"{value!r} is refused: {REFUSED[value]}."
+    if where == "training.optim" and (reason := REFUSED.get(str(value))):
+        return f"{value!r} is refused: {reason}."
     if advice := out_of_scope(str(value)):
         return f"{value!r} {advice}"
     if name in ("data.source", "data.mix.source") and str(value).lower() in _SPREADSHEETS:

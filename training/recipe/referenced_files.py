@@ -7,6 +7,7 @@ The recipe that is shown, stored and run names no such file. Relative paths star
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class ExpandedRecipe:
 
     def _translate_accelerate(self, file: str, where: str) -> None:
         with relocated(lambda field: f"{where}: {field}"):
-            content = read_yaml(Path(file).expanduser(), read_local)
+            content = read_yaml(Path(os.path.expanduser(file)), read_local)
         if not isinstance(content, Mapping):
             raise UserError.of(
                 "recipe", where, f"{file!r} is not a mapping of fields: name a file that `accelerate config` wrote."
@@ -74,7 +75,7 @@ class ExpandedRecipe:
                 )
 
     def _read_deepspeed(self, file: str, where: str) -> None:
-        content = _read_json(Path(file).expanduser(), where)
+        content = _read_json(os.path.expanduser(file), where)
         self._set(file, content, "compute.deepspeed", content)
         self._places["compute.deepspeed"] = f"{file}: "
         if where == "compute.deepspeed":
@@ -108,10 +109,9 @@ class ExpandedRecipe:
 
 def read_names(file: str, where: str) -> list[str]:
     """Reads a list of names: one a line, or a JSON list of texts in a .json file. Raises UserError."""
-    path = Path(file).expanduser()
     try:
-        text = read_local(str(path)).decode("utf-8-sig")
-        names = _parse(text, file, where) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        text = read_local(os.path.expanduser(file)).decode("utf-8-sig")
+        names = _parse(text, file, where) if file.endswith(".json") else [line.strip() for line in text.splitlines()]
     except OSError as error:
         raise UserError.of(
             "recipe", where, f"{file!r} cannot be read: {error.strerror}; name a file, or write [a, b]."
@@ -146,17 +146,15 @@ def _find_sharing(content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, A
         yield "zero_optimization.offload_optimizer", "cpu", "offload", "all" if devices[1] == "cpu" else "optimizer"
 
 
-def _read_json(file: Path, where: str) -> dict[str, Any]:
+def _read_json(file: str, where: str) -> dict[str, Any]:
     try:
-        content = _parse(read_local(str(file)).decode("utf-8-sig"), str(file), where)
+        content = _parse(read_local(file).decode("utf-8-sig"), file, where)
     except OSError as error:
-        raise UserError.of("recipe", where, f"{str(file)!r} cannot be read: {error.strerror}.") from None
+        raise UserError.of("recipe", where, f"{file!r} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise UserError.of("recipe", where, f"{str(file)!r} is not UTF-8 text: save it as UTF-8.") from None
+        raise UserError.of("recipe", where, f"{file!r} is not UTF-8 text: save it as UTF-8.") from None
     if not isinstance(content, dict):
-        raise UserError.of(
-            "recipe", where, f"{str(file)!r} is not a mapping of fields: name a DeepSpeed configuration."
-        )
+        raise UserError.of("recipe", where, f"{file!r} is not a mapping of fields: name a DeepSpeed configuration.")
     return content
 
 

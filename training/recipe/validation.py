@@ -133,7 +133,7 @@ def override_reading(
         **{name: value for name, value in rules.sets[0].items() if name == "label"},
         **given,
     }
-    if given.get("source", "csv") not in FORMATS:
+    if str(given.get("source", "csv")) not in FORMATS:
         message = f"{given['source']!r} is no format of files: choose from {', '.join(FORMATS)}."
         problems.append(Problem(kind="option", where="data.source", message=message))
         section["source"] = "csv"

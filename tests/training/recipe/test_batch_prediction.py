@@ -48,6 +48,7 @@ def test_an_output_with_the_suffix_of_a_file_is_one_file() -> None:
         ({"format": "openai", "output": "a.csv"}, "output", "ends in .jsonl"),
         ({"task": "sequence-classification"}, "task", "write module:Class, or leave it out"),
         ({"shard_rows": 0}, "shard_rows", "must be at least 1"),
+        ({"cluster_address": "here"}, "cluster_address", "use host:port of the head of the cluster"),
     ],
 )
 def test_a_mistake_names_the_field_and_what_is_allowed(wrong: dict[str, Any], where: str, words: str) -> None:

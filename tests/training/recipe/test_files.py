@@ -95,6 +95,8 @@ def test_label_names_come_from_a_file_and_are_part_of_the_recipe(folder: Path, n
     ("name", "text", "where", "message"),
     [
         ("n.txt", None, "data.label_names", "'n.txt' cannot be read: No such file or directory; name a file, or write"),
+        ("~nobody-here/n.txt", None, "data.label_names", "'~nobody-here/n.txt' cannot be read: No such file"),
+        ("n\0.txt", None, "data.label_names", "'n\\x00.txt' cannot be read: No such file"),
         ("n.txt", "a\n\nb\n", "data.label_names", "'n.txt' has no name in line 2: each line is the name of a label."),
         ("n.txt", "a\n", "data.label_names", "'n.txt' lists 1: it takes at least 2 names."),
         ("n.txt", "a\nb\na\n", "n.txt (data.label_names)", "'a' is listed twice; each label is listed once."),

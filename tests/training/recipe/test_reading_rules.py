@@ -72,6 +72,7 @@ def test_an_option_replaces_a_field_or_adds_to_one_of_several_names() -> None:
         ({"checks": {"stray": "ignore"}}, ["data.checks.stray: no such check"]),
         ({"text": ["a", "b"]}, ["data.text: the model does not read 'text_pair': it reads text."]),
         ({"rename": {"text": "words"}}, ["data.text: 'text' is renamed to 'words'"]),
+        ({"source": ["csv"]}, ["data.source: ['csv'] is no format of files: choose from csv"]),
     ],
 )
 def test_mistakes_in_options_are_named_as_in_a_recipe_all_at_once(values: dict[str, Any], messages: list[str]) -> None:

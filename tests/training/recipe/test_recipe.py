@@ -158,6 +158,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
     [
         ("name", "My Reviews", "'My Reviews'…use lower-case letters, digits and '-', beginning with a letter or digit"),
         ("task", "ranking", f"'ranking' is unknown…{', '.join(TASK_TYPES)}…module:Class"),
+        ("task", ["regression"], "['regression'] is of the wrong type: it takes text"),
         ("data.path", "", "is empty…text"),
         ("data.label", 3, "3 is of the wrong type…text. Put it in quotes"),
         ("data.text", ["a", "b", "c"], "['a', 'b', 'c'] has 3 entries…at most 2"),
@@ -175,6 +176,7 @@ def test_six_different_mistakes_give_six_messages() -> None:
         ("training.max_steps", 0, "0 is out of range…at least 1, or -1 for as many as the epochs take"),
         ("training.warmup_steps", 10.5, "10.5 is out of range: whole steps, or below 1 the share of all steps"),
         ("training.max_length", 64, "no such field. Did you mean 'tokens.max_length'?"),
+        ("training.optim", ["sgd"], "['sgd'] is unknown: choose from adamw_torch_fused"),
         ("training.adam_beta1", 0.8, "belongs to `extra`…training.extra.adam_beta1"),
         ("training.bf16", True, "cannot be set in a recipe…compute.mixed_precision"),
         ("training.metric_for_best_model", "eval_accuracy",
@@ -569,6 +571,12 @@ def test_negatives_that_cannot_be_found_are_reported(values: dict[str, Any], whe
     assert problems(recipe, values) == {where: Says(message)}
 
 
+def test_a_bare_no_of_yaml_is_the_word_in_every_rule() -> None:
+    hub = {"repo": "me/reviews", "license": "mit", "checkpoints": False}
+    recipe = parse(PLAIN, {"release.hub": hub, "compute.cluster": "ray", "compute.mixed_precision": False})
+    assert recipe.release.hub is not None and recipe.release.hub.checkpoints == recipe.compute.mixed_precision == "no"
+
+
 def test_missing_fields_are_reported_with_their_purpose() -> None:
     values = {**PLAIN, "data": {"source": "csv", "path": "reviews", "text": ["text"]}}
     assert problems(values) == {
@@ -678,6 +686,14 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, wher
     assert field == where and message.startswith(start) and "hush" not in message
     assert ("AWS_ACCESS_KEY_ID" if url.startswith("s3") else "FSSPEC_HTTPS=") in message
     assert "hush" not in display_name(url)
+
+
+@pytest.mark.parametrize(
+    "where", ["data.corrections", "data.corpus", "data.unlabelled", "release.gate.must_hold.path"]
+)
+def test_a_secret_in_the_url_of_other_rows_is_refused_too(where: str) -> None:
+    found = problems(overrides={where: "https://host/rows.csv?sig=hush"})
+    assert found == {where: Says("holds the parameter sig, and recipes are stored and shown")}
 
 
 @pytest.mark.parametrize(

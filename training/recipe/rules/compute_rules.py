@@ -39,7 +39,7 @@ _DEEPSPEED_NAME = re.compile(r"""(?m)(?:^    (?=\w+: )|["'])([a-z]\w*)(?=: |["']
 def _strategy(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, processes = written["compute.strategy"], written["compute.num_processes"]
     # A single process uses these strategies to keep state in the CPU's memory.
-    if not STRATEGIES[strategy].replicates and processes == 1 and written["compute.offload"] in ("no", False):
+    if not STRATEGIES[strategy].replicates and processes == 1 and written["compute.offload"] == "no":
         message = f"{strategy!r} shares a model among processes, and compute.num_processes is 1: raise it, set"
         yield "compute.strategy", f"{message} compute.offload, or use {_list_replicating()}."
     if reason := STRATEGIES[strategy].refused_optimizers.get(optimizer := written["training.optim"]):
@@ -76,7 +76,7 @@ def _cluster(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 def _offload(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     strategy, offload = written["compute.strategy"], written["compute.offload"]
     choices = ("no", *STRATEGIES[strategy].offloads)
-    if offload not in (False, *choices):  # YAML reads a bare `no` as false
+    if offload not in choices:
         yield "compute.offload", f"{offload!r} is not for {strategy}: choose from {', '.join(choices)}."
 
 

@@ -105,7 +105,8 @@ def _corpus(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    fields = ("data.path", "data.corrections", "data.corpus")
+    fields = ["data.path", "data.corrections", "data.corpus", "data.unlabelled"]
+    fields += ["release.gate.must_hold.path"] if written["release.gate.must_hold"] is not None else []
     places = [(where, written[where]) for where in fields if written[where] is not None]
     for name, paths in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (paths if isinstance(paths, list) else [paths])]

@@ -192,7 +192,7 @@ def _teacher_loss(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 def _attention(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     implementation = written["model.attn_implementation"]
-    if implementation is not None and written["compute.mixed_precision"] in ("no", False):  # YAML reads `no` as false
+    if implementation is not None and written["compute.mixed_precision"] == "no":
         message = f"{implementation!r} computes in 16 bits: set compute.mixed_precision to bf16 or fp16, or this to"
         yield "model.attn_implementation", f"{message} null."
 
@@ -235,14 +235,12 @@ def _template_of_scratch(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 TASK_RULES: tuple[Rule, ...] = (_task, _options)
 MODEL_RULES: tuple[Rule, ...] = (
-    *(
-        _model_source,
-        _registered_version,
-        _negatives,
-        _teacher,
-        _attention,
-        _start,
-        _scratch_config,
-        _template_of_scratch,
-    ),
+    _model_source,
+    _registered_version,
+    _negatives,
+    _teacher,
+    _attention,
+    _start,
+    _scratch_config,
+    _template_of_scratch,
 )

@@ -122,9 +122,9 @@ def with_usual_metric(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the recipe's values. The task type's usual metrics are added if none is named and accuracy alone is not
     the usual one."""
     task_type, evaluation = values.get("task"), values.get("evaluation") or {}
-    if task_type not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
+    if str(task_type) not in TASK_TYPES or not isinstance(evaluation, Mapping) or "metrics" in evaluation:
         return values
-    found = specification_class(task_type)
+    found = specification_class(str(task_type))
     usual = found.usual_metrics or (() if "accuracy" in found.metrics else found.metrics[:1])
     return {**values, "evaluation": {**evaluation, "metrics": [*usual]}} if usual else values
 
@@ -297,8 +297,8 @@ def _aliases(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
 
 
 def _hub_checkpoints(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
-    if written["release.hub"] is None or (uploads := written["release.hub.checkpoints"]) in ("no", False):
-        return  # YAML reads a bare `no` as false
+    if written["release.hub"] is None or (uploads := written["release.hub.checkpoints"]) == "no":
+        return
     if written["release.hub.pull_request"]:
         message = "is for the model alone: checkpoints would be committed to the branch. Set release.hub.revision to a"
         yield "release.hub.pull_request", f"{message} separate branch, or release.hub.checkpoints to no."

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from training.problems import Problem
-from training.recipe.field_types import describe_field, section_fields, section_model
+from training.recipe.field_types import Word, describe_field, section_fields, section_model
 
 MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """The name of user code in a recipe: `module:name`."""
@@ -21,7 +21,8 @@ class InvalidFieldError(LookupError):
 
 
 class WrittenRecipe:
-    """The recipe as written: `written["training.seed"]` is the field's value, or its default where it is left out.
+    """The recipe as written: `written["training.seed"]` is the field's value, or its default where it is left out. The
+    false of a bare `no` in YAML is the text, as in the recipe.
 
     Reading a field that is known to be invalid raises InvalidFieldError.
     """
@@ -56,9 +57,10 @@ class WrittenRecipe:
         values: Any = self._values
         for part in filter(None, section.split(".")):
             values = (values.get(part) or {}) if isinstance(values, Mapping) else {}
-        if field in values:
-            return values[field]
-        return self.fields(section)[field].get_default(call_default_factory=True)
+        if field not in values:
+            return self.fields(section)[field].get_default(call_default_factory=True)
+        is_word = values[field] is False and Word in self.fields(section)[field].metadata
+        return "no" if is_word else values[field]
 
 
 Rule: TypeAlias = Callable[[WrittenRecipe], Iterator[tuple[str, str]]]

@@ -27,7 +27,8 @@ def with_usual_slice(values: Mapping[str, Any]) -> Mapping[str, Any]:
     evaluation = values.get("evaluation") or {}
     if not entries_of(values.get("data")) or not isinstance(evaluation, Mapping) or "slices" in evaluation:
         return values
-    if "train" in (evaluation.get("splits") or ()):  # whose rows are not stored with their set
+    splits = evaluation.get("splits")
+    if isinstance(splits, list) and "train" in splits:  # whose rows are not stored with their set
         return values
     return {**values, "evaluation": {**evaluation, "slices": [DATASET]}}
 

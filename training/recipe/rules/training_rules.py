@@ -69,7 +69,7 @@ def _evaluation_while_training(written: WrittenRecipe) -> Iterator[tuple[str, st
     strategy = written["training.eval_strategy"]
     if strategy == "steps" and written["training.eval_steps"] is None:
         yield "training.eval_steps", "is missing: `eval_strategy: steps` needs the number of steps between evaluations."
-    if strategy not in ("no", False):  # YAML reads a bare `no` as false
+    if strategy != "no":
         return
     message = "needs evaluations, but training.eval_strategy is no: set that to epoch or steps"
     if written["training.load_best_model_at_end"]:
