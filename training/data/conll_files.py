@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from training.recipe.source_columns import SourceColumns
 
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-_NO_WORD = re.compile(r"\d+[-.]\d+")
+_ID = re.compile(r"\d+([-.]\d+)?")
+"""The number of a word in CoNLL-U, of a range of words such as 1-2, or of an empty node such as 1.1."""
 _SENTENCE_WORDS = 100_000
 """The words of a sentence that suggest that no blank line separates sentences."""
-
-Sentence = list[list[str]]
-"""The fields of each word."""
 
 
 def read_conll(wanted: SourceColumns, split: str, pinned: Mapping[str, Any], slices: ExtraColumns) -> Iterator[Block]:
@@ -113,8 +111,8 @@ def read_sentences(file: str, data: Data) -> Iterator[tuple[int, Any]]:
             description = f"has a word with {len(fields[uneven])} columns {expected}"
             yield number, RowProblem(number, "ragged", description, f": {words[uneven]!r}")
             continue
-        if width == len(CONLLU):  # in CoNLL-U, ranges of words such as 1-2 and empty nodes such as 1.1 are no words
-            fields = [one for one in fields if not _NO_WORD.fullmatch(one[0])]
+        if width == len(CONLLU) and all(_ID.fullmatch(one[0]) for one in fields):
+            fields = [one for one in fields if one[0].isdecimal()] or fields  # without ranges and empty nodes
         columns = [list(column) for column in zip(*fields, strict=True)]
         if names is not None:
             yield number, dict(zip(names, columns, strict=True))

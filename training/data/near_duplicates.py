@@ -139,9 +139,9 @@ def _text_at(rows: DuplicateTexts, split: str, position: int) -> str:
 def _plain_text(value: Any) -> str:
     if isinstance(value, str) and value[:1] in ("[", "{", '"'):
         try:
-            value = json.loads(value)
-        except ValueError:
-            return str(value)
+            return _plain_text(json.loads(value))
+        except (ValueError, RecursionError):  # a text that only begins as JSON does, or with a thousand brackets
+            return value
     if isinstance(value, dict):
         parts = value.values() if "content" not in value else [value["content"]]
         return "" if value.get("role") == "system" else " ".join(map(_plain_text, parts))

@@ -192,9 +192,8 @@ class TimeCut:
                 rows = min(int(size) if size >= 1 else round(size * len(times)), len(before))
                 start, where = float(before[-rows]) if rows else later, f"data.{name}_size"
             if not rows and not problems:
-                message = (
-                    f"{written or f'{held_out[name]:g}'} leaves {name} without rows, {span}: choose another value."
-                )
+                value = _as_written(held_out[name] if written is None else written)
+                message = f"{value} leaves {name} without rows, {span}: choose another value."
                 problems.append(Problem(kind="data", where=where, message=message))
             starts[name], later = start, start
         if not problems and not _is_before(ordered, later, gap).any():
@@ -236,9 +235,13 @@ def _fitting(written: Any, kind: Kind, name: str, data: Data) -> tuple[float, li
         return found.value, []
     shown = "a duration" if name == "gap" and found.kind == "time" else _IN_WORDS[found.kind]
     column = data.split.column if data.split else ""
-    value = f"{written:g}" if isinstance(written, float) else written
+    value = _as_written(written)
     message = f"{value!r} is {shown}, and each row has {_IN_WORDS[kind]} in column {column!r}: write one like it."
     return found.value, [Problem(kind="data", where=f"data.split.{name}", message=message)]
+
+
+def _as_written(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 @dataclass

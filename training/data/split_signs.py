@@ -168,11 +168,11 @@ class SplitSigns:
         numbers = times_of(coded.dictionary)
         if numbers is None:
             return None
-        present = coded.indices.is_valid().to_numpy(zero_copy_only=False)
         times = numbers[coded.indices.fill_null(0).to_numpy()]
+        known = coded.indices.is_valid().to_numpy(zero_copy_only=False) & np.isfinite(times)
         labels = pa.chunked_array(self._labels).combine_chunks().dictionary_encode()
-        codes = labels.indices.to_numpy()[present]
-        newest = times[present] >= np.quantile(times[present], 1 - NEWEST)
+        codes = labels.indices.to_numpy()[known]
+        newest = times[known] >= np.quantile(times[known], 1 - NEWEST)
         counts = np.stack([np.bincount(codes[one], minlength=len(labels.dictionary)) for one in (~newest, newest)])
         counts, names = counts[:, counts.sum(0) > 0], labels.dictionary.filter(pa.array(counts.sum(0) > 0))
         if counts.sum(1).min() < LEAST_VALUES or counts.shape[1] < 2:

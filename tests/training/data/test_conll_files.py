@@ -100,6 +100,18 @@ def test_conll_u_has_its_own_columns_without_ranges_and_empty_nodes(tmp_path: Pa
     assert named == rows  # also if the recipe names the columns of a file with another suffix
 
 
+def test_words_like_ranges_and_empty_nodes_stay_in_files_of_other_forms(tmp_path: Path) -> None:
+    tail = "\t_" * 8
+    columns = {"header": ["word", "tag", *"cdefghij"], "text": ["word"], "label": "tag"}
+    rows = read(tmp_path, f"costs\tO{tail}\n3.5\tB-N{tail}\n10-12\tO{tail}\n", **columns)
+    assert rows == [(["costs", "3.5", "10-12"], ["O", "B-N", "O"])]
+
+
+def test_a_sentence_of_an_empty_node_alone_is_read_as_it_is(tmp_path: Path) -> None:
+    rows = read(tmp_path, f"{UD}\n1.1\tx\tx\tX\t_\t_\t_\t_\t_\t_\n", "train.conllu", text=["form"], label="upos")
+    assert rows[2:] == [(["x"], ["X"])]
+
+
 def test_tags_in_iob1_are_read_as_iob2_with_a_warning_and_broken_iob2_stays_an_error(tmp_path: Path) -> None:
     iob1 = "EU I-ORG\nand O\nPeter I-PER\nBlackburn I-PER\nAnn B-PER\n\nParis I-LOC\n"
     assert [tags for _, tags in read(tmp_path, iob1)] == [["B-ORG", "O", "B-PER", "I-PER", "B-PER"], ["B-LOC"]]

@@ -87,6 +87,12 @@ def test_equal_texts_are_those_of_another_check(tmp_path: Path) -> None:
     assert {"shared_rows"} == {check for check in found(tmp_path, rows) if check in ("shared_rows", "near_duplicates")}
 
 
+def test_a_text_of_a_thousand_brackets_is_compared_as_it_is(tmp_path: Path) -> None:
+    brackets = "[" * 3000 + " or so"
+    rows = {"train": [brackets, "and another"], "validation": [f"{brackets}!", "a third text"]}
+    assert found(tmp_path, rows)["near_duplicates"].message.startswith("1 row of validation is nearly equal")
+
+
 def test_conversations_with_one_system_prompt_are_not_alike(tmp_path: Path) -> None:
     prompt = {"role": "system", "content": "You are a helpful assistant who answers in one short sentence. " * 5}
     questions = [

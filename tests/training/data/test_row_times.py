@@ -224,6 +224,12 @@ def test_a_split_that_does_not_fit_the_rows_says_so(
     assert problem.where == where and words in problem.message
 
 
+def test_a_time_of_zero_is_named_in_the_message(tmp_path: Path) -> None:
+    rows = rows_of_days([float(n - 40) for n in range(40)])
+    (problem,) = raised_problems(split, tmp_path / "in", by_time({"validation_from": 0.0}), rows)
+    assert problem.message.startswith("0 leaves validation without rows, of 40 rows from -40 to -1")
+
+
 def test_a_time_without_a_zone_in_the_recipe_is_in_utc_where_rows_have_zones(tmp_path: Path) -> None:
     rows = rows_of_days([f"{day(n // 2)}T{'01' if n % 2 else '23'}:30:00+02:00" for n in range(40)])
     found = split(tmp_path / "in", by_time({"validation_from": day(10)}), rows)

@@ -119,6 +119,8 @@ def test_labels_that_change_with_a_time_are_shown(tmp_path: Path) -> None:
     errors = raised_problems(signs, tmp_path, rows, checks={"time_like": "error"})
     assert [one.check for one in errors if one.level == "error"] == ["time_like"]
     assert signs(tmp_path, rows, checks={"time_like": "ignore"}) == {}
+    rows[0]["sent"] = "unknown"
+    assert "the labels change with the time in column 'sent': " in signs(tmp_path, rows)["time_like"].message
 
 
 def test_only_the_first_rows_are_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,9 @@ def test_a_set_has_the_fields_beside_mix_unless_it_has_its_own() -> None:
 
 
 def test_evaluated_splits_of_another_type_are_a_mistake_of_their_own() -> None:
-    assert problems(MIXED, {"evaluation.splits": 3}) == {"evaluation.splits": "3 is of the wrong type: it takes a list."}
+    assert problems(MIXED, {"evaluation.splits": 3}) == {
+        "evaluation.splits": "3 is of the wrong type: it takes a list."
+    }
 
 
 def test_a_recipe_that_was_dumped_is_the_same_mixture_and_overrides_still_hold_for_all_sets() -> None:

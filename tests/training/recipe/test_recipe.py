@@ -688,9 +688,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, what: str, wher
     assert "hush" not in display_name(url)
 
 
-@pytest.mark.parametrize(
-    "where", ["data.corrections", "data.corpus", "data.unlabelled", "release.gate.must_hold.path"]
-)
+@pytest.mark.parametrize("where", ["data.corrections", "data.corpus", "data.unlabelled", "release.gate.must_hold.path"])
 def test_a_secret_in_the_url_of_other_rows_is_refused_too(where: str) -> None:
     found = problems(overrides={where: "https://host/rows.csv?sig=hush"})
     assert found == {where: Says("holds the parameter sig, and recipes are stored and shown")}
