@@ -52,6 +52,8 @@ TICK_S = 0.05
 ABANDONED_GRACE_S = 3.0
 """Seconds to save if the starter has ended: the next run of the job may already wait."""
 STOPPED_BEFORE_START = 128 + signal.SIGTERM
+# As in protocol.py, whose imports would make each job start later.
+OUTCOMES, LOGS = "outcome*.json", "logs"
 LOCK = "lock"
 HOLDER = "supervisor"
 """In a job's directory: the identity of the process that took its lock last."""
@@ -108,7 +110,7 @@ class Supervisor:
         while self._kill_at is None:
             if (lock := _lock(self._job_dir / LOCK)) is not None:
                 (self._job_dir / HOLDER).write_text(identity(os.getpid()))
-                for stale in self._job_dir.glob("outcome*.json"):
+                for stale in self._job_dir.glob(OUTCOMES):
                     stale.unlink()
                 return lock
             if not waiting:
@@ -164,7 +166,7 @@ class Supervisor:
         os._exit(127)
 
     def _next_log(self) -> Path:
-        logs = self._job_dir / "logs"
+        logs = self._job_dir / LOGS
         logs.mkdir(exist_ok=True)
         tries = [int(path.stem) for path in logs.glob("*.log") if path.stem.isdigit()]
         return logs / f"{max(tries, default=0) + 1}.log"
