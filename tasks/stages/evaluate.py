@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
@@ -18,6 +17,7 @@ from tasks.registry.monitored_versions import (
     record,
 )
 from training import task_types
+from training.data.file_systems import name_of
 from training.data.ipc_files import groups_file
 from training.programs.evaluate import SPLIT, EvaluateResult, EvaluateSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
@@ -152,6 +152,6 @@ def record_evaluation(
         digest=labelled.parts[f"{SPLIT}.arrow"],
         metrics=found.metrics,
         bounds=(gate.minimum, gate.maximum),
-        names=[Path(name).name for name in names],
+        names=[name_of(name) for name in names],
         files=files,
     )

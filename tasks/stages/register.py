@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import git_commit, library_versions
@@ -64,6 +63,7 @@ from tasks.tracking.connection import (
     find_or_create_run,
     mlflow_errors,
 )
+from training.data.file_systems import name_of
 from training.problems import NETWORK, UserError
 from training.recipe import Recipe
 from training.recipe.column_types import EXAMPLES
@@ -246,7 +246,7 @@ def _build_origin_tags(recipe: Recipe, lock: Lock, run: str, refs: Mapping[str, 
     if lock.data_hub:
         tags[DATA_COMMIT_TAG] = lock.data_hub.commit
     if lock.all_data_files:
-        files = {s: [f"{Path(f.path).name} {f.sha256}" for f in pinned] for s, pinned in _files_by_split(lock).items()}
+        files = {s: [f"{name_of(f.path)} {f.sha256}" for f in pinned] for s, pinned in _files_by_split(lock).items()}
         text = json.dumps(files, ensure_ascii=False)
         tags[DATA_FILES_TAG] = text if len(text) <= LONGEST_TAG else json.dumps({s: len(files[s]) for s in files})
     if lock.model_hub:

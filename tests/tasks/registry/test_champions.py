@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.results import Artifact, Champion, Lock
+from tasks.cache.results import Artifact, Champion, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.champions import find_current, find_folders
@@ -18,6 +18,7 @@ from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
     CALIBRATION_TAG,
     COLUMNS_TAG,
+    DATA_FILES_TAG,
     EVALUATIONS_TAG,
     METRICS_TAG,
     READING_TAG,
@@ -219,6 +220,13 @@ def test_a_version_records_the_rows_that_it_was_pinned_to_though_their_reader_ch
     reader.write_text("def rows(split):\n    yield {'text': 'b', 'label': 'good'}\n")
     fitted = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"})
     assert _build_origin_tags(recipe, lock, "run", {"fit": fitted})[ROWS_TAG] == lock.rows != pin(recipe).rows
+
+
+def test_a_version_names_the_files_of_its_rows_without_the_signatures_of_their_urls(recipe: Recipe) -> None:
+    file = PinnedFile(path="https://host/train.csv?X-Amz-Signature=secret", sha256="f" * 64)
+    fitted = Artifact(stage="fit", key="f", digest="d", parts={"model": "m"})
+    tags = _build_origin_tags(recipe, Lock(data_files={"train": [file]}), "run", {"fit": fitted})
+    assert json.loads(tags[DATA_FILES_TAG]) == {"train": [f"train.csv {file.sha256}"]}
 
 
 def test_labels_that_the_champion_has_in_another_order_are_reported_before_training(home: Path) -> None:

@@ -1,14 +1,26 @@
-"""Registered versions whose drift or later figures cannot be measured are refused by name."""
+"""Registered versions that are measured later: refusals by name, and what the registry keeps of an evaluation."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.cache.results import Champion
-from tasks.registry.monitored_versions import MonitoredVersion, require_no_reference, require_single_inputs
+from tasks.cache.results import Artifact, Champion
+from tasks.cache.stage import Work
+from tasks.registry.monitored_versions import (
+    MonitoredVersion,
+    read_evaluations,
+    require_no_reference,
+    require_single_inputs,
+)
+from tasks.stages.evaluate import record_evaluation
+from tasks.tracking.connection import connect
+from tests.made import KEY
+from tests.tasks.stages.test_register import RECIPE
 from training.problems import UserError
+from training.programs.evaluate import EvaluateResult
 
 
 def version(task: str, **options: Any) -> MonitoredVersion:
@@ -23,6 +35,23 @@ def test_the_drift_of_models_that_compare_answers_is_not_measured(task: str) -> 
     with pytest.raises(UserError, match=rf"small/3 compares answers \(task {task}\), whose drift is not measured"):
         require_single_inputs(version(task))
     require_single_inputs(version("sft"))
+
+
+def test_an_evaluation_names_its_files_without_the_signatures_of_their_urls(
+    tracked: Path,
+) -> None:
+    client = connect()
+    client.create_registered_model("small")
+    for _ in range(3):
+        client.create_model_version("small", "file:///nowhere")
+    files = ["/rows/march.csv", "https://host/april.csv?X-Amz-Signature=secret"]
+    labelled = Artifact(stage="load_labelled", key=KEY, digest="d", parts={"test.arrow": "d" * 40})
+    result = EvaluateResult(rows=2, groups=None, shared_rows=None, metrics={}, differences={})
+    evaluated = Artifact(stage="evaluate", key=KEY, digest="d", result=result)
+    recorded = version("sequence-classification"), RECIPE, labelled, evaluated, files
+    record_evaluation.make(Work(KEY, Path(), "run"), *recorded)
+    (entry,) = read_evaluations(client.get_model_version("small", "3"))
+    assert entry.files == ["march.csv", "april.csv"]
 
 
 def test_figures_relative_to_a_base_model_are_not_computed_for_new_rows() -> None:
