@@ -22,10 +22,10 @@ import os
 import re
 import secrets
 import socket
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.client import HTTPException
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -245,7 +245,7 @@ def is_healthy(url: str) -> bool:
     """Whether the HTTP server at the URL reports that it is healthy. False if another user's process listens there."""
     if another_user_listens(url):
         return False
-    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+    with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(f"{url}/health", timeout=5):
         return True
     return False
 

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
@@ -100,6 +101,20 @@ def test_a_server_whose_port_another_user_has_taken_is_not_used() -> None:
         running_services(prefect=url, mlflow=None, answering=(PREFECT,))
         servers.use_home_servers()
         assert environment() == {} and not servers.is_healthy(url)
+
+
+def test_a_port_whose_program_does_not_speak_http_is_no_healthy_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        answering = Thread(target=answer)
+        answering.start()
+        assert not servers.is_healthy(f"http://127.0.0.1:{server.getsockname()[1]}")
+        answering.join()
 
 
 def test_a_password_file_that_a_power_cut_left_empty_is_made_again(home: Path) -> None:
