@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from flows.cli.main import main
-from tasks.stages.preflight.gate_power import JudgedEntries, find_obstacles, measure_power
+from tasks.cache.history import History
+from tasks.stages.preflight.gate_power import JudgedEntries, find_obstacles, last_comparison, measure_power
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_project
 from tests.training.tiny import CONFIG
@@ -41,6 +42,13 @@ def test_the_gain_that_the_stored_rows_find_is_shown_for_a_file_and_for_a_regist
     assert f"{figures['detectable_gain']:.4f}" == gain and figures["obstacles"] == []
     assert [one["gain"] for one in figures["gains"]] == [0.005, 0.01, 0.02, 0.03, 0.05]
     assert figures["gains"][0]["rows"] > figures["gains"][-1]["rows"] > 60
+
+
+def test_a_comparison_of_another_version_of_the_project_counts_as_none(home: Path) -> None:
+    of_another_version = {"verdict": {"comparison": {"test": "mcnemar", "p_value": 0.01}}}
+    History("small").remember_completed(of_another_version)
+    recipe = parse(yaml.safe_load(write_project(home / "p").read_text())["deployments"][0]["parameters"]["recipe"])
+    assert last_comparison(recipe) is None
 
 
 def test_counted_comparisons_flips_and_few_rows_show_in_power_and_plan(finished: FinishedRun) -> None:

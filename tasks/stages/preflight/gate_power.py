@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tasks.cache.history import History
 from tasks.cache.results import Artifact, Comparison
 from tasks.registry.comparisons import JudgedRows, expect_number
@@ -109,9 +111,12 @@ def confidence_of(recipe: Recipe, comparison: int | None) -> float:
 def last_comparison(recipe: Recipe) -> Comparison | None:
     """The comparison with a champion in the last completed run, if it shows how many rows differ."""
     found = ((History(recipe.name).last_completed() or {}).get("verdict") or {}).get("comparison")
-    compared = Comparison.model_validate(found) if found else None
-    shows = compared is not None and compared.method in ("mcnemar", "gaffke") and not compared.baseline
-    return compared if shows and compared is not None and compared.split == recipe.judged_split else None
+    try:
+        compared = Comparison.model_validate(found)
+    except ValidationError:  # there is none, or it is of another version of this project
+        return None
+    shows = compared.method in ("mcnemar", "gaffke") and not compared.baseline
+    return compared if shows and compared.split == recipe.judged_split else None
 
 
 def measure_power(

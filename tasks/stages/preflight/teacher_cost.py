@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tasks.cache import store
 from tasks.cache.history import History
 from tasks.cache.results import Artifact, Lock
 from tasks.reports.formatting import format_count, format_size
 from training.models.repository_files import dimensions_of_config, read_json
+from training.programs.loaded_teacher import TeacherResult
 from training.recipe import Recipe
 from training.recipe.task_specification import specification_class
 
@@ -41,7 +44,7 @@ def _disk(recipe: Recipe, lock: Lock, labels: int, rows: int) -> str:
         return "texts on disk"
     outputs = specification_class(recipe.task).teacher_outputs
     if outputs == "vectors":
-        dimensions = dimensions_of_config(read_json(config)) if (config := _file(lock, "config.json")) else None
+        dimensions = dimensions_of_config(read_json(config)) if (config := _find_config(lock)) else None
         return f"{BYTES_A_NUMBER * dimensions:,} bytes a text on disk" if dimensions else "vectors on disk"
     if outputs == "tokens":
         return f"{BYTES_A_NUMBER * (2 * teacher.top_k + 1):,} bytes a target on disk"
@@ -54,28 +57,30 @@ def _last_rate(recipe: Recipe) -> float | None:
     """The rows a second of this recipe's last outputs, if enough rows of them were computed."""
     key = History(recipe.name).last_key("teacher_outputs")
     found = store.manifest_of("teacher_outputs", key) if key else None
-    if not found or found[0].result["computed"] < LEAST_TIMED_ROWS:
+    try:
+        result = TeacherResult.model_validate(found and found[0].result)
+    except ValidationError:  # there is none, or it is of another version of this project
         return None
-    return found[0].result["rows_per_second"] or None
+    return result.rows_per_second or None if result.computed >= LEAST_TIMED_ROWS else None
 
 
 def _weight_bytes(lock: Lock) -> int | None:
     """The size of the teacher's weights, if its files are here."""
     if lock.teacher_files:
         return sum(pin.size_bytes or 0 for name, pin in lock.teacher_files.items() if name.endswith(".safetensors"))
-    if (config := _file(lock, "config.json")) is None:
+    if (config := _find_config(lock)) is None:
         return None
     return sum(file.stat().st_size for file in config.parent.glob("*.safetensors"))
 
 
-def _file(lock: Lock, name: str) -> Path | None:
-    """A file of the teacher, if it is here."""
+def _find_config(lock: Lock) -> Path | None:
+    """The teacher's config.json, if it is here."""
     if lock.teacher_files:
-        return Path(lock.teacher_files[name].path)
+        return Path(lock.teacher_files["config.json"].path)
     if lock.teacher_version is None or lock.teacher_version.key is None:
         return None
     try:
         trained = store.find("fit", lock.teacher_version.key)
     except store.Damaged:
         return None
-    return None if trained is None else trained.path / "model" / name
+    return None if trained is None else trained.path / "model" / "config.json"

@@ -194,13 +194,17 @@ def test_problems_of_a_teachers_files_are_in_its_field(base: Path, forwards: For
 
 
 @pytest.mark.parametrize(
-    ("computed", "expected"), [(9, "time: ?"), (256, "about 4 s at the 10 rows/s of the last run")]
+    ("result", "expected"),
+    [
+        ({"rows": 300, "rows_per_second": 10.0, "computed": 9}, "time: ?"),
+        ({"rows": 300, "rows_per_second": 10.0, "computed": 256}, "about 4 s at the 10 rows/s of the last run"),
+        ({"rows": 300, "samples_per_second": 10.0}, "time: ?"),  # of another version of this project
+    ],
 )
 def test_a_plan_estimates_by_runs_that_computed_enough_rows(
-    computed: int, expected: str, base: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    result: dict[str, Any], expected: str, base: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     History("small").remember_key("teacher_outputs", "k")
-    result = {"rows_per_second": 10.0, "computed": computed}
     monkeypatch.setattr(store, "manifest_of", lambda stage, key: (SimpleNamespace(result=result),))
     data = Artifact(stage="load_data", key="d", digest="-", result=SimpleNamespace(train_rows=40, labels=3))
     assert expected in teacher_line("big", recipe(base), lock_of(base), data, None)
