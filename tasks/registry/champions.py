@@ -36,7 +36,7 @@ from tasks.registry.versions import (
     read_name,
     read_tag,
 )
-from tasks.shared_store.bucket_remote import open_remote
+from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.protocol import sha256
@@ -164,12 +164,7 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
 def find_training_rows(version: VersionOfTask) -> Artifact | None:
     """Finds the artifact of load_data with the rows that a teacher was trained on, here or in the shared store; None if
     it cannot be had."""
-    if version.load_data is None:
-        return None
-    try:
-        found = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
-    except store.Damaged:
-        return None
+    found = find_artifact("load_data", version.load_data) if version.load_data is not None else None
     return found if found is not None and "train.arrow" in found.parts else None
 
 
@@ -316,12 +311,7 @@ def _verify(champion: Champion, work: Work | None = None) -> SignedVersion | Non
 
 def _find_in_store(champion: Champion, signed: SignedVersion | None) -> dict[str, Path] | None:
     """The champion's folder in a store. Its content has the digest of the version's tag, which is signed."""
-    if champion.key is None:
-        return None
-    try:
-        trained = store.find("fit", champion.key) or open_remote().find("fit", champion.key)
-    except store.Damaged:  # the next run that needs the artifact creates it again
-        return None
+    trained = find_artifact("fit", champion.key) if champion.key is not None else None
     if trained is None or trained.parts["model"] != champion.model:
         return None
     if signed is not None and signed.tags[MODEL_TAG] != champion.model:

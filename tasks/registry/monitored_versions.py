@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.cache import store
 from tasks.cache.results import Artifact, Champion
 from tasks.home import home, named_lock
 from tasks.registry import lineage, untrusted_code
 from tasks.registry.model_spec import find_model, read_by
 from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read_metrics, read_name, read_tag
-from tasks.shared_store.bucket_remote import open_remote
+from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
 from training.data.load_rows import LoadDataResult
@@ -117,10 +116,10 @@ def require_no_reference(version: MonitoredVersion) -> None:
 
 def find_rows(version: MonitoredVersion) -> Artifact[LoadDataResult]:
     """Finds the artifact of load_data with the version's rows, here or in the shared store. Raises UserError."""
+    rows = find_artifact("load_data", version.load_data)
     try:
-        rows = store.find("load_data", version.load_data) or open_remote().find("load_data", version.load_data)
         rows = rows and rows.model_copy(update={"result": LoadDataResult.model_validate(rows.result)})
-    except (store.Damaged, ValidationError):
+    except ValidationError:  # of another version of this project
         rows = None
     if rows is None or f"{version.split}.arrow" not in rows.parts:
         message = (
@@ -134,12 +133,7 @@ def find_rows(version: MonitoredVersion) -> Artifact[LoadDataResult]:
 def find_predictions(version: MonitoredVersion) -> Artifact | None:
     """Finds the artifact with the version's predictions on its judged split, here or in the shared store; None if it
     cannot be had."""
-    if version.predict is None:
-        return None
-    try:
-        found = store.find("predict", version.predict) or open_remote().find("predict", version.predict)
-    except store.Damaged:
-        return None
+    found = find_artifact("predict", version.predict) if version.predict is not None else None
     return found if found is not None and f"{version.split}.parquet" in found.parts else None
 
 

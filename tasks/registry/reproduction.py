@@ -24,7 +24,7 @@ from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET, has_own_record
 from tasks.registry.provenance import require_signed_record
 from tasks.registry.version_signatures import verify_version
-from tasks.shared_store.bucket_remote import open_remote
+from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import FLOW_RUN_TAG
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
@@ -98,10 +98,7 @@ def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
 
 def _find_load_model(record: Mapping[str, Any]) -> dict[str, Path] | None:
     keys = [stage["key"] for stage in record["stages"] if stage["name"] == "load_model" and stage["key"]]
-    try:
-        found = next(filter(None, (store.find("load_model", key) for key in keys)), None)
-    except store.Damaged:
-        return None
+    found = next(filter(None, (find_artifact("load_model", key) for key in keys)), None)
     return {part: found.path / part for part in PARTS} if found else None
 
 
@@ -143,9 +140,8 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
     keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
     found: dict[str, Artifact] = {}
     for stage in missing:
-        with contextlib.suppress(store.Damaged, KeyError):
-            ref = store.find(stage, keys[stage]) or open_remote().find(stage, keys[stage])
-            found |= {stage: ref} if ref else {}
+        if stage in keys and (artifact := find_artifact(stage, keys[stage])):
+            found[stage] = artifact
     return found if len(found) == len(missing) else {}
 
 

@@ -34,6 +34,15 @@ def open_remote() -> Remote:
     return _open(url, home()) if url else Remote()
 
 
+def find_artifact(stage: str, key: str) -> Artifact | None:
+    """The artifact, from this home or the shared store; None if it is absent, or damaged here: the next run that needs
+    it makes it again."""
+    try:
+        return store.find(stage, key) or open_remote().find(stage, key)
+    except store.Damaged:
+        return None
+
+
 @lru_cache
 def _open(url: str, of_home: Path) -> Remote:
     return BucketRemote(Bucket(url))

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.cache import store
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage
 from tasks.registry.lineage import RECIPE_SET
-from tasks.shared_store.bucket_remote import open_remote
+from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
 from training.data.corrections import COLUMNS, FIELD, parse_lines, read_decided, write_review
@@ -48,11 +47,7 @@ def find_out_of_fold(record: Mapping[str, Any], name: str) -> OutOfFold:
         raise UserError.of("recipe", "evaluation.folds", message)
     found = list[Artifact]()
     for one in ("load_data", PREDICTIONS):
-        try:
-            artifact = store.find(one, keys[one]) or open_remote().find(one, keys[one])
-        except store.Damaged:
-            artifact = None
-        if artifact is None:
+        if (artifact := find_artifact(one, keys[one])) is None:
             message = f"the output of {one} in the run of {name} is no longer stored: run the recipe again."
             raise UserError.of("registry", "NAME", message)
         found.append(artifact)

@@ -36,7 +36,7 @@ from tasks.jobs.engines.engine import Program
 from tasks.jobs.engines.local import LOCAL, Handle, early_launches
 from tasks.jobs.engines.ray_messages import Facts, Input, MachineState
 from tasks.jobs.hardware import device, visible_gpus
-from tasks.shared_store.bucket_remote import open_remote
+from tasks.shared_store.bucket_remote import find_artifact, open_remote
 from training.engine import checkpoints
 from training.jobs.protocol import EVENTS, LOGS, OUTCOMES, OUTPUT, Event, Job, Outcome, read_events, write_atomically
 from training.problems import DISK, Problem, full_disk
@@ -122,9 +122,9 @@ class Machine:
         LOCAL.start_early(program._replace(argv=self._argv, env=self._env))
 
     def find_missing(self, inputs: Sequence[Input]) -> list[tuple[str, str]]:
-        """Stage and key of the artifacts that are neither in this home nor in the shared store."""
+        """Stage and key of the artifacts that are whole neither in this home nor in the shared store."""
         names = dict.fromkeys((one.stage, one.key) for one in inputs)
-        return [name for name in names if store.find(*name) is None and open_remote().find(*name) is None]
+        return [name for name in names if find_artifact(*name) is None]
 
     def receive(self, stage: str, key: str, path: str, offset: int, content: bytes) -> None:
         """Takes a part of a file of an artifact. Its last file is its manifest, which makes it complete."""

@@ -18,8 +18,10 @@ from tasks.cache import digests, store
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact
 from tasks.shared_store.bucket import PART_BYTES, Bucket, Forbidden, Unavailable
+from tasks.shared_store.bucket_remote import find_artifact
 from tasks.shared_store.shared_artifacts import DamagedObject, SharedStore
 from tests.fork_server import COMMANDS, Fork
+from tests.made import artifact
 from tests.s3 import S3
 from tests.tasks.shared import QUICK, bucket, kill_at_write, on_s3, s3, url
 from tests.tasks.shared_store import uploading
@@ -410,3 +412,10 @@ def test_after_a_failed_upload_the_same_caller_can_upload_again(shared_on_s3: Sh
     s3.fault = lambda request: None
     assert not stop.is_set()
     assert shared_on_s3.upload("fit", KEY, stop).sent_bytes
+
+
+def test_an_artifact_that_is_damaged_or_nowhere_is_not_found(home: Path) -> None:
+    stored = artifact("load_data", {"train.arrow": b"rows"})
+    assert find_artifact("load_data", stored.key) == stored and find_artifact("fit", stored.key) is None
+    (stored.path / "train.arrow").write_bytes(b"raws")
+    assert find_artifact("load_data", stored.key) is None
