@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from tasks.prediction.single_rows import predict_records, split_into_rows
 from tasks.registry.model_spec import ModelSpec, with_prompt
+from tasks.reports.formatting import first_line
 from training.data.prediction_files import EMBEDDING, STAMPS
 from training.data.vectors import as_matrix
 from training.problems import UserError
@@ -92,9 +93,7 @@ def _blocks(model: ModelSpec, files: Sequence[Path], dimensions: int) -> Iterato
         try:
             opened = pq.ParquetFile(file)
         except (pa.ArrowInvalid, OSError) as error:
-            raise UserError.of(
-                "option", "--corpus", f"{file} is not readable: {str(error).splitlines()[0]}."
-            ) from error
+            raise UserError.of("option", "--corpus", f"{file} is not readable: {first_line(error)}.") from error
         with opened:
             _require_embeddings(opened.schema_arrow, file)
             for block in opened.iter_batches(BLOCK_ROWS):

@@ -42,6 +42,11 @@ def format_score(score: Mapping[str, Any]) -> str:
     return format_value(score["value"]) + (f" ({'; '.join(details)})" if details else "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; without one, the error's type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def shorten(text: str) -> str:
     """The beginning of a text, for a cell of a table."""
     return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1] + "…"

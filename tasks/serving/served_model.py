@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tasks.jobs.launch import JobFailed
 from tasks.registry.model_spec import ModelSpec, find_model, read_by
 from tasks.registry.versions import find_version_number
+from tasks.reports.formatting import first_line
 from tasks.serving.model_process import ProcessLost
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
@@ -127,12 +128,11 @@ class ServedModel(Generic[AnyProcess]):
                 if self.current is None and self._last is not None:  # its files may be in the store
                     with contextlib.suppress(Exception):
                         await self._serve(self._last)
-                self._say(f"{(str(error).splitlines() or [''])[0]} The alias is not followed.")
+                self._say(f"{first_line(error)} The alias is not followed.")
             except Exception as error:
                 if not isinstance(error, UserError | JobFailed | NotLoaded | ProcessLost | OSError):
                     traceback.print_exc()
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                reason = f"Version {wanted} is not loaded: {reason}" if wanted else reason
+                reason = f"Version {wanted} is not loaded: {first_line(error)}" if wanted else first_line(error)
                 self._say(f"{reason} " + (f"Version {serves} goes on answering." if serves else "Nothing answers."))
                 self.failed = f"version {wanted} is not loaded: the log has the reason"
                 if wanted:

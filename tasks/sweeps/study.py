@@ -25,6 +25,7 @@ from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Lock
 from tasks.home import SWEEPS, home, without_credentials
 from tasks.locks import exclusive_lock
+from tasks.reports.formatting import first_line
 from tasks.sweeps.search_algorithms import (
     NoPruner,
     OptunaPruner,
@@ -303,7 +304,7 @@ def _open_storage(journal: Path) -> BaseStorage:
         try:
             return RDBStorage(url)
         except Exception as error:
-            reason = without_credentials(str(error).splitlines()[0])
+            reason = without_credentials(first_line(error))
             message = f"the database of studies cannot be used ({reason}): correct the URL, or leave it out."
             raise UserError.of("sweep", SWEEPS, message) from error
     _remove_cut_line(journal)

@@ -266,11 +266,11 @@ def _find_or_create_experiment(client: MlflowClient, name: str, warn: Callable[[
 
 def one_line(error: Exception) -> str:
     """The error in one line, without passwords."""
-    return without_credentials(f"{type(error).__name__}: {first_line(error)}")
+    return without_credentials(f"{type(error).__name__}: {cause_of(error)}")
 
 
-def first_line(error: Exception) -> str:
-    """The first line of the error's message, at most 200 characters."""
+def cause_of(error: Exception) -> str:
+    """The cause that the first line of the error's message names, at most 200 characters."""
     line = (str(error).splitlines() or [""])[0]
     # In the message of a failed connection, the cause follows 300 other characters.
     return line.rpartition("(Caused by ")[2].removesuffix(")")[:200]

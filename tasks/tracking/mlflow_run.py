@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tasks.home import home, tracking_is_local
 from tasks.tracking.connection import (
     FLOW_RUN_TAG,
+    cause_of,
     connect,
     find_or_create_run,
     find_unwritable,
-    first_line,
     mlflow_errors,
     one_line,
     run_url,
@@ -86,7 +86,7 @@ class Mlflow(Tracker):
             self.run_id = None  # a user may have deleted the MLflow run: look it up again
             if error.error_code not in REFUSALS:
                 raise
-            _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, first_line(error))
+            _logger.warning("MLflow refuses a %s of run %s: %s", entry["entry"], run_id, cause_of(error))
 
     def find_run_id(self) -> str:
         """Returns the id of the MLflow run, which is created if missing."""
@@ -186,7 +186,7 @@ class Mlflow(Tracker):
                 if len(batch) > 1:
                     self._log_batches(kind, batch, 1)
                 else:
-                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, first_line(error))
+                    _logger.warning("MLflow refuses %s of %s: %s", batch[0].key, kind, cause_of(error))
 
 
 _VERSION = re.compile(r"\]\(models:/([^/)]+)/(\d+)\)")

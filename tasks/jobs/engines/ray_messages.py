@@ -7,6 +7,7 @@ import socket
 from typing import NamedTuple
 
 from tasks.home import ray_token
+from tasks.reports.formatting import first_line
 from training.jobs.protocol import Event
 from training.problems import Problem
 
@@ -72,16 +73,14 @@ def own_login() -> dict[str, str]:
 
 def no_cluster(address: str | None, error: Exception) -> Problem:
     """That no cluster answers at this address."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    message = f"no Ray cluster answers at {address!r} ({reason}): start it, or name host:port of its head."
+    message = f"no Ray cluster answers at {address!r} ({first_line(error)}): start it, or name host:port of its head."
     return Problem(kind="compute", where="compute.cluster_address", message=message)
 
 
 def refused(error: Exception) -> ConnectionError:
     """That a cluster listens, and yet does not let a client in."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConnectionError(
-        f"{reason}; something listens there: a cluster with a token needs {AUTH_MODE}=token and {TOKEN_PATH}"
+        f"{first_line(error)}; something listens there: a cluster with a token needs {AUTH_MODE}=token and {TOKEN_PATH}"
     )
 
 

@@ -21,6 +21,7 @@ from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision
 from tasks.jobs.launch import JobFailed, require_finished, run_job
 from tasks.registry.champions import fetch_config
+from tasks.reports.formatting import first_line
 from training import task_types
 from training.jobs.protocol import Job, write_atomically
 from training.models import generation_settings, gguf_vocabulary
@@ -89,7 +90,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
         except UserError as error:
             raise _name_version(error, lock.start) from None
         except (JobFailed, OSError) as error:
-            return CheckedModel(notes=[f"{field} was not checked: {(str(error).splitlines() or [''])[0]}"])
+            return CheckedModel(notes=[f"{field} was not checked: {first_line(error)}"])
     with contextlib.suppress(OSError):  # a full disk is reported by the stage that needs it
         checked.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(checked, found.model_dump_json().encode())

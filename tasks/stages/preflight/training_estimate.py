@@ -20,6 +20,7 @@ from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.job import StageJob
 from tasks.jobs.launch import JobFailed, require_finished, run_job
+from tasks.reports.formatting import first_line
 from training.engine import estimation
 from training.engine.fit_settings import FitSettings
 from training.jobs.protocol import EVENTS, INPUTS, Job, read_events, sha256, write_atomically
@@ -61,7 +62,7 @@ def estimate_lines(key: str, inputs: Mapping[str, Any], training: StageJob) -> l
         with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
             found = _read_or_compute(inputs, training, Path(folder))
     except (JobFailed, OSError) as error:
-        return [f"steps, tokens, memory and disk: ? ({str(error).splitlines()[0]})"]
+        return [f"steps, tokens, memory and disk: ? ({first_line(error)})"]
     processes = settings.compute.num_processes // settings.compute.num_machines
     gpus = free_gpu_memory()[:processes]
     available = min(gpus) if gpus else memory_left(processes)
@@ -90,7 +91,7 @@ def estimate_folds(
             with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
                 found = _read_or_compute(inputs, training, Path(folder))
     except (JobFailed, OSError) as error:
-        yield f"memory and disk: ? ({str(error).splitlines()[0]})"
+        yield f"memory and disk: ? ({first_line(error)})"
         return
     trainings, free = f"{len(keys)} training{'s' * (len(keys) > 1)}", shutil.disk_usage(home()).free
     model, of_process = estimation.BYTES_PER_WEIGHT * found["parameters"], found["memory_mb"]

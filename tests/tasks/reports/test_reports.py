@@ -16,7 +16,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from tasks.cache.code import code_digests
 from tasks.cache.stage import Work
 from tasks.prefect import prefect_artifacts
-from tasks.reports.formatting import escape_markdown, format_code, format_markdown, format_score
+from tasks.reports.formatting import escape_markdown, first_line, format_code, format_markdown, format_score
 from tasks.reports.model_reports import find_worst_errors, find_worst_groups, tabulate_slices
 from tasks.reports.row_reports import (
     describe_rows,
@@ -218,3 +218,7 @@ def test_mlflow_takes_the_names_of_all_groups_and_gets_the_largest(tmp_path: Pat
     assert format_group_name("x=a:b") == "x:a:b" and re.fullmatch("x:a_b_[0-9a-f]{8}", format_group_name("x=a=b"))
     plain = read_slice_metrics(scores(tmp_path, [group(f"g{n}", n, accuracy=n / 30, f1=None) for n in range(30)]))
     assert list(plain)[:2] == ["validation/genre:g29/accuracy", "validation/genre:g28/accuracy"] and len(plain) == 21
+
+
+def test_an_error_without_a_message_is_named_by_its_type() -> None:
+    assert first_line(ValueError("a: b\nc")) == "a: b" and first_line(OSError()) == "OSError"
