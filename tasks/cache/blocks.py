@@ -20,7 +20,6 @@ from tasks.cache.stage import Work
 from tasks.cache.store import link_or_copy
 from tasks.home import home
 from training.jobs.blocks import BLOCKS, find_blocks, is_intact
-from training.jobs.protocol import Message
 
 USERS = "users"
 
@@ -68,9 +67,7 @@ def _remove_damaged(work: Work, folder: Path) -> None:
     for block in damaged:
         block.unlink(missing_ok=True)
     if damaged:
-        message = f"{len(damaged)} damaged blocks of rows in {folder} are computed again: check the disk"
-        warning: Message = {"kind": "warning", "message": message}
-        work.on_events([warning])
+        work.warning(f"{len(damaged)} damaged blocks of rows in {folder} are computed again: check the disk")
 
 
 def _link(source: Path, target: Path) -> None:

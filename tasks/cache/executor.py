@@ -32,7 +32,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Listener, Paused, Prepared, Result, Row, Stage, Work, without_number
 from tasks.home import home
 from tasks.locks import FlockManager
-from training.jobs.protocol import Event, Message, read_outcome
+from training.jobs.protocol import Event, read_outcome
 
 _logger = logging.getLogger(__name__)
 
@@ -297,10 +297,11 @@ def _make_rollback(work: Work) -> Callable[[Transaction], None]:
         if work.rollback is None:
             return
         try:
-            event: Message = {"kind": "note", "message": work.rollback()}
+            message = work.rollback()
         except Exception as error:  # the run reports the first failure
-            event = {"kind": "warning", "message": f"its changes could not be rolled back: {error}"}
-        work.on_events([event])
+            work.warning(f"its changes could not be rolled back: {error}")
+        else:
+            work.note(message)
 
     return rollback
 
@@ -326,5 +327,5 @@ def _find_or_discard(work: Work) -> Artifact | None:
         message = f"{damage}: this artifact of {work.stage} is damaged and is made again; its files are now in {kept}"
         if (count := store.count_damaged()) > 1:
             message += f". {count} damaged artifacts are there: check the disk"
-        work.on_events([{"kind": "warning", "message": message}])
+        work.warning(message)
         return None

@@ -115,6 +115,14 @@ class Work:
         for listener in self.listeners:
             listener.stage_events(self.stage, events)
 
+    def warning(self, message: str) -> None:
+        """Warns the user."""
+        self.on_events([{"kind": "warning", "message": message}])
+
+    def note(self, message: str) -> None:
+        """Tells the user something that needs no action."""
+        self.on_events([{"kind": "note", "message": message}])
+
     def progress(self, done: int, total: int) -> None:
         """Reports the progress of a stage without a child program, in rows."""
         self.on_events([{"kind": "progress", "done": done, "total": total}])

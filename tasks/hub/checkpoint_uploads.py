@@ -103,7 +103,7 @@ def _wait_for_uploads(child: Handle, folder: Path, work: Work) -> None:
         free = f"{checkpoints.MIN_FREE_SHARE:.0%}"
         reasons.append(f"{_join_names(lost)}: removed unsent, as less than {free} of the disk was free")
     if reasons:
-        work.on_events([{"kind": "warning", "message": f"checkpoints are missing on the Hub: {'; '.join(reasons)}"}])
+        work.warning(f"checkpoints are missing on the Hub: {'; '.join(reasons)}")
 
 
 def _join_names(folders: list[Path]) -> str:

@@ -119,7 +119,7 @@ def run_child(
         if batches.divisor > 1:
             note = f"{batches.rows} rows at a time: more did not fit into memory before"
             note += f" (to try: rm {batches.file})" if batches.lasting > 1 else ""
-            work.on_events([{"kind": "note", "message": note}])
+            work.note(note)
     values = settings.model_dump(mode="json") if isinstance(settings, Settings) else dict(settings)
     places = {name: str(path) for name, path in inputs.items()}
     events, tries, reached = EventReader(job / EVENTS, work.on_events), TRIES, _newest_step(job)

@@ -305,7 +305,7 @@ def _verify(champion: Champion, work: Work | None = None) -> SignedVersion | Non
     tags = {MODEL_TAG: champion.model, FIT_TAG: champion.key} if champion.key else {}
     verified = verify_version(champion.name, champion.version, tags)
     if verified.warning and work is not None:
-        work.on_events([{"kind": "warning", "message": verified.warning}])
+        work.warning(verified.warning)
     return verified.signed
 
 
@@ -360,7 +360,7 @@ def _fetch_into_store(work: Work, champion: Champion, signed: SignedVersion, whe
 
 
 def _download_whole(work: Work, champion: Champion, signed: SignedVersion | None, out: Path, where: str) -> None:
-    work.on_events([{"kind": "note", "message": f"{champion} is fetched from MLflow"}])
+    work.note(f"{champion} is fetched from MLflow")
     _download(champion, signed, {part: out / part for part in PARTS}, where)
     names = {file.name for file in (out / "model").iterdir()}
     if not has_weights(names) or "config.json" not in names or not any((out / "tokenizer").iterdir()):

@@ -43,7 +43,8 @@ def emit_warnings(work: Work, report: Mapping[str, Any]) -> None:
     lines = [f"{problem['where']}: {problem['message']}" for problem in found[:LOGGED_WARNINGS]]
     if more := len(found) - len(lines):
         lines.append(f"… and {more:,} more: see the report, {work.stage}/report.json in MLflow.")
-    work.on_events([{"kind": "warning", "message": line} for line in lines])
+    for line in lines:
+        work.warning(line)
 
 
 def summarize_splits(report: Mapping[str, Any]) -> str:

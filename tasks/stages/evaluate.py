@@ -68,16 +68,15 @@ def evaluate(version: MonitoredVersion, recipe: Recipe, labelled: Artifact, pred
     def warn(work: Work, result: object) -> None:
         if recipe.data.corpus is not None:
             message = "the documents of the rows alone are searched, and those of data.corpus were too at the "
-            message += "registration: the figures now are higher for that alone."
-            work.on_events([{"kind": "warning", "message": message}])
+            work.warning(f"{message}registration: the figures now are higher for that alone.")
         if recipe.data.negatives is not None and recipe.data.negatives.num_candidates is not None:
             message = "the documents of the rows are ranked, and at the registration those that a search had found "
             message += "were (data.negatives.num_candidates): the figures are of two different tasks."
-            work.on_events([{"kind": "warning", "message": message}])
+            work.warning(message)
         for name in recipe.evaluation.metrics:
             if ":" in name:
                 message = f"{name} is left out: the registry names code, and code that a registry names is not run."
-                work.on_events([{"kind": "warning", "message": message}])
+                work.warning(message)
 
     return StageJob(
         "training.programs.evaluate",

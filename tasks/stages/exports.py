@@ -134,8 +134,8 @@ def compare_exports(
 def _warn_of_refused(work: Work, found: dict[str, Any]) -> None:
     for name, one in compare_exports.parse(found).items():
         if not one.released:
-            work.on_events([{"kind": "warning", "message": describe_refused(name, one)}])
+            work.warning(describe_refused(name, one))
         elif one.other_tokens:
             message = f"{name}: {one.runtime} reads {one.other_tokens} of the rows as other tokens than the model's "
             message += "tokenizer, such as texts whose accents are characters of their own."
-            work.on_events([{"kind": "warning", "message": message}])
+            work.warning(message)

@@ -80,7 +80,7 @@ def _assign(work: Work, settings: AssignFoldsSettings, inputs: Mapping[str, Path
     found = row_folds.assign(inputs["data"], settings.inputs, settings.folds)
     row_folds.write(found, work.out / "folds.arrow")
     for message in row_folds.find_lone_labels(inputs["data"], found, settings.labels):
-        work.on_events([{"kind": "warning", "message": message}])
+        work.warning(message)
     return FoldsResult(rows=[int((found == fold).sum()) for fold in range(1, settings.folds + 1)])
 
 

@@ -211,7 +211,7 @@ def _read(work: Work, settings: LoadDataSettings, inputs: Mapping[str, Path]) ->
     result = load_rows(settings, work.out, work.progress, inputs.get("tokenizer"))
     report = read_report(work.out)
     for note in filter(None, (summarize_splits(report), summarize_corrections(report), summarize_corpus(report))):
-        work.on_events([{"kind": "note", "message": note}])
+        work.note(note)
     emit_warnings(work, report)
     draw_rows(report, work.out / "log")
     return result

@@ -164,7 +164,7 @@ def _read(work: Work, settings: LoadLabelledSettings, inputs: Mapping[str, Path]
             raise
         result = read(settings.data.model_copy(update={"split": None}))
         message = f"{lacking[0].message} Rows are taken to be independent, so intervals are too narrow if rows of one "
-        work.on_events([{"kind": "warning", "message": f"{message}group are alike: add the column."}])
+        work.warning(f"{message}group are alike: add the column.")
         return result
 
 

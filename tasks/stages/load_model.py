@@ -120,8 +120,10 @@ def _copy(work: Work, settings: CopyModelSettings, inputs: Mapping[str, Path]) -
     else:
         require_vocabulary(out / "tokenizer", where)
     checked = require_model(settings.recipe, lock, model=out / "model")
-    work.on_events([{"kind": "note", "message": note} for note in checked.notes])
-    work.on_events([{"kind": "warning", "message": f"{one.where}: {one.message}"} for one in checked.warnings])
+    for note in checked.notes:
+        work.note(note)
+    for one in checked.warnings:
+        work.warning(f"{one.where}: {one.message}")
     size = sum(path.stat().st_size for path in (out / "model").glob("*.safetensors"))
     return ModelResult(megabytes=round(size / 1e6, 1), vocab_size=checked.vocab_size)
 

@@ -155,4 +155,4 @@ def _warn(work: Work, result: object) -> None:
         message = (
             f"{found.without:,} of {found.rows:,} training rows got fewer negatives than data.negatives.num_negatives"
         )
-        work.on_events([{"kind": "warning", "message": f"{message}: lower margins or range_min, or raise range_max."}])
+        work.warning(f"{message}: lower margins or range_min, or raise range_max.")

@@ -153,7 +153,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             exports=files,
         )
         if warning:
-            work.on_events([{"kind": "warning", "message": warning}])
+            work.warning(warning)
     return Version(name=name, version=version, taken=taken)
 
 
@@ -188,7 +188,7 @@ def promote(work: Work, recipe: Recipe, version: Version | None, verdict: Verdic
             client.set_registered_model_alias(name, aliases.challenger, number)
             alias = aliases.challenger
         elif taken := promotions.explain_lost_alias(model, aliases.champion, number):
-            work.on_events([{"kind": "note", "message": f"{name} version {number} {taken}"}])
+            work.note(f"{name} version {number} {taken}")
             work.state = "skipped"
             return None
         else:

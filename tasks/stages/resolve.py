@@ -71,12 +71,14 @@ def resolve(work: Work, recipe: Recipe, recorded: Lock | None = None) -> Lock:
         return Lock.model_validate_json(file.read_bytes())
     problems = [*find_publishing_problems(recipe), *find_registry_problems(recipe)]
     lock = recorded or pin(recipe, work.progress, [one for one in problems if one.level == "error"])
-    work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
+    for problem in problems:
+        work.warning(f"{problem.where}: {problem.message}")
     _download_metrics(recipe)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(file, lock.model_dump_json().encode())
     History(recipe.name).remember_commits(lock)
-    work.on_events([{"kind": "note", "message": note} for note in lock.notes])
+    for note in lock.notes:
+        work.note(note)
     return lock
 
 

@@ -109,7 +109,7 @@ def _load_unlabelled(work: Work, settings: LoadUnlabelledSettings, inputs: Mappi
     }
     if found := [f"{count:,} {reason}" for reason, count in left_out.items() if count]:
         message = f"{UNLABELLED}: rows are left out: {', '.join(found)}; {result.rows:,} are trained on."
-        work.on_events([{"kind": "warning", "message": message}])
+        work.warning(message)
     return result
 
 

@@ -85,7 +85,7 @@ def _check(work: Work, settings: CheckTeacherSettings, inputs: Mapping[str, Path
         lacking = [name for name in settings.inputs if name not in reader.schema.names]
     if lacking:
         message = f"{FIELD}: {settings.teacher} was trained on rows without {', '.join(lacking)}, so it is not checked "
-        work.on_events([{"kind": "note", "message": f"{message}whether the model is evaluated on some of them."}])
+        work.note(f"{message}whether the model is evaluated on some of them.")
         return {}
     for split in settings.splits:
         if (file := inputs["data"] / f"{split}.arrow").is_file():
@@ -93,7 +93,8 @@ def _check(work: Work, settings: CheckTeacherSettings, inputs: Mapping[str, Path
     problems = [*_find_problems(settings, found)]
     if problems and settings.level == "error":
         raise UserError(problems)
-    work.on_events([{"kind": "warning", "message": f"{problem.where}: {problem.message}"} for problem in problems])
+    for problem in problems:
+        work.warning(f"{problem.where}: {problem.message}")
     return found
 
 
