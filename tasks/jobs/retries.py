@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.cache.digests import digest_of
+from tasks.cache.results import Lock
 from tasks.cache.stage import Work
 from tasks.cache.store import link_or_copy
 from tasks.home import home
@@ -87,6 +88,19 @@ class BatchDivision:
             return
         self.file.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self.file, json.dumps({**self._work, "division": self.lasting}, indent=1).encode())
+
+
+def divide_batches(program: str, rows: int, max_length: int, lock: Lock) -> Callable[[Path], BatchDivision]:
+    """Returns a function from a model's folder to the division of the batches of a program that only computes its
+    outputs."""
+    return lambda model: BatchDivision(
+        rows,
+        model,
+        program=program,
+        max_length=max_length,
+        mixed_precision=lock.mixed_precision,
+        num_processes=lock.num_processes,
+    )
 
 
 def run_child(

@@ -12,7 +12,7 @@ from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
-from tasks.jobs.retries import BatchDivision
+from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import files_of_version
 from training import task_types
 from training.data.hard_negatives import (
@@ -86,6 +86,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
             show=_warn,
         )
     version = lock.negatives_version
+    max_length = recipe.tokens.max_length if version is None else version.max_length
     if version is None:
         assert model is not None
         reads |= {part: folder_of(model, part) for part in ("model", "tokenizer")}
@@ -101,7 +102,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
             **of_rows,
             model=of_model,
             is_trained=version is not None,
-            max_length=recipe.tokens.max_length if version is None else version.max_length,
+            max_length=max_length,
             mixed_precision=lock.mixed_precision,
         ),
         reads=reads,
@@ -111,14 +112,7 @@ def mine_negatives(recipe: Recipe, lock: Lock, data: Artifact, model: Artifact |
         libraries=("torch", "transformers", "tokenizers", "numpy", "pyarrow"),
         field_names=names,
         launch=partial(build_predict_launch, PROGRAM, lock),
-        batches=lambda folder: BatchDivision(
-            TEXTS_AT_ONCE,
-            folder,
-            program=PROGRAM,
-            max_length=recipe.tokens.max_length if version is None else version.max_length,
-            mixed_precision=lock.mixed_precision,
-            num_processes=lock.num_processes,
-        ),
+        batches=divide_batches(PROGRAM, TEXTS_AT_ONCE, max_length, lock),
         blocks_without=("negatives", "task", "options", *(f"upstream.{data.stage}/{file}" for file in negatives.files)),
         show=_warn,
     )

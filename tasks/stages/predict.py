@@ -3,17 +3,15 @@ log-probabilities under the base model, for losses that compare with a reference
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact, Champion, Lock
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import StageJob, files_of, folder_of, job_of, joined, stage
-from tasks.jobs.retries import BatchDivision
+from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import files_of_version
 from training import task_types
 from training.data.ipc_files import CORPUS
@@ -77,7 +75,7 @@ def predict(
         libraries=("torch", "transformers", "pyarrow", *(("tokenizers", *task_type.libraries) if data else ())),
         field_names=FIELD_NAMES | {"splits": "evaluation.splits"},
         launch=partial(build_predict_launch, program, lock),
-        batches=_divide_batches(program, rows.per_device_eval_batch_size, recipe.tokens.max_length, lock),
+        batches=divide_batches(program, rows.per_device_eval_batch_size, recipe.tokens.max_length, lock),
     )
 
 
@@ -138,7 +136,7 @@ def predict_champion(
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
         field_names=FIELD_NAMES,
         launch=partial(build_predict_launch, program, lock),
-        batches=_divide_batches(program, batch_size, champion.max_length, lock),
+        batches=divide_batches(program, batch_size, champion.max_length, lock),
     )
 
 
@@ -186,18 +184,6 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Arti
         libraries=("torch", "transformers", "pyarrow"),
         field_names=FIELD_NAMES,
         launch=partial(build_predict_launch, program, lock),
-        batches=_divide_batches(program, batch_size, recipe.tokens.max_length, lock),
+        batches=divide_batches(program, batch_size, recipe.tokens.max_length, lock),
         blocks_without=tuple(f"upstream.{name}" for name in token_rows.digests),
-    )
-
-
-def _divide_batches(program: str, batch_size: int, max_length: int, lock: Lock) -> Callable[[Path], BatchDivision]:
-    """Returns a function from the model's folder to the division of these batches that fits into memory."""
-    return lambda model: BatchDivision(
-        batch_size,
-        model,
-        program=program,
-        max_length=max_length,
-        mixed_precision=lock.mixed_precision,
-        num_processes=lock.num_processes,
     )

@@ -16,7 +16,7 @@ from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Files, StageJob, files_of, folder_of, stage
-from tasks.jobs.retries import BatchDivision
+from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
@@ -186,14 +186,7 @@ def _job(program: str, recipe: Recipe, lock: Lock, settings: TeacherSettings, ro
             "top_k": "training.teacher.top_k",
         },
         launch=partial(build_predict_launch, program, lock),
-        batches=lambda folder: BatchDivision(
-            settings.batch_size,
-            folder,
-            program=program,
-            max_length=settings.max_length,
-            mixed_precision=lock.mixed_precision,
-            num_processes=lock.num_processes,
-        ),
+        batches=divide_batches(program, settings.batch_size, settings.max_length, lock),
         blocks_without=tuple(f"upstream.{name}" for files in rows.values() for name in files.digests),
     )
 
@@ -227,7 +220,7 @@ def predict_teacher(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
         field_names=_field_names(recipe, lock),
         launch=partial(build_predict_launch, program, lock),
-        batches=partial(_divide_batches, recipe, lock, program),
+        batches=divide_batches(program, ROWS_AT_ONCE, _max_length(recipe, lock), lock),
     )
 
 
@@ -305,17 +298,6 @@ def _options(recipe: Recipe, lock: Lock) -> dict[str, Any]:
 def _max_length(recipe: Recipe, lock: Lock) -> int:
     """The tokens after which the teacher cuts a text."""
     return recipe.tokens.max_length if lock.teacher_version is None else lock.teacher_version.max_length
-
-
-def _divide_batches(recipe: Recipe, lock: Lock, program: str, folder: Path) -> BatchDivision:
-    return BatchDivision(
-        ROWS_AT_ONCE,
-        folder,
-        program=program,
-        max_length=_max_length(recipe, lock),
-        mixed_precision=lock.mixed_precision,
-        num_processes=lock.num_processes,
-    )
 
 
 def _field_names(recipe: Recipe, lock: Lock) -> dict[str, str]:
