@@ -8,6 +8,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage, whole
+from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import (
     LaterEvaluation,
@@ -31,15 +32,16 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
 
     The model, and the rows with their labels.
     """
+    program, batch_size = "training.programs.predict_champion", recipe.training.per_device_eval_batch_size
     return StageJob(
-        "training.programs.predict_champion",
+        program,
         PredictChampionSettings(
             task=version.task,
             options=version.options,
             split=SPLIT,
             champion=str(version.champion),
             max_length=version.champion.max_length,
-            batch_size=recipe.training.per_device_eval_batch_size,
+            batch_size=batch_size,
             mixed_precision="no",
         ),
         reads={
@@ -51,6 +53,14 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
         libraries=(
             *("torch", "transformers", "tokenizers", "pyarrow"),
             *task_types.load(version.task, version.options).libraries,
+        ),
+        batches=lambda model: BatchDivision(
+            batch_size,
+            model,
+            program=program,
+            max_length=version.champion.max_length,
+            mixed_precision="no",
+            options=version.options,
         ),
     )
 

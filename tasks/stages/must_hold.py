@@ -11,6 +11,7 @@ from tasks.cache.input_files import Progress, unchanged
 from tasks.cache.results import Artifact, Lock, PinnedFile
 from tasks.cache.stage import Work
 from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
+from tasks.jobs.retries import divide_batches
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
 from training.data.load_rows import LoadDataResult, load
@@ -115,16 +116,17 @@ def predict_must_hold(recipe: Recipe, lock: Lock, trained: Artifact, held: Artif
     The model, and the rows with their labels.
     """
     task_type = task_types.load(**recipe.task_and_options)
+    program, batch_size = "training.programs.predict_champion", recipe.training.per_device_eval_batch_size
     model = folder_of(trained, "model")
     return StageJob(
-        "training.programs.predict_champion",
+        program,
         PredictChampionSettings(
             task=recipe.task,
             options=task_type.options_of("tokenize") | task_type.options_of("predict"),
             split=SPLIT,
             champion="the trained model",
             max_length=recipe.tokens.max_length,
-            batch_size=recipe.training.per_device_eval_batch_size,
+            batch_size=batch_size,
             mixed_precision=lock.mixed_precision,
         ),
         reads={"model": model, "tokenizer": model, "data": files_of(held, ["labels.json", f"{SPLIT}.arrow"])},
@@ -132,6 +134,7 @@ def predict_must_hold(recipe: Recipe, lock: Lock, trained: Artifact, held: Artif
         outside=("training.engine.answers", "training.evaluation.preferences"),
         users_code=task_types.user_code(recipe.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
+        batches=divide_batches(program, batch_size, recipe.tokens.max_length, lock),
     )
 
 

@@ -24,6 +24,7 @@ from tasks.cache.code import Code, Source, code_behind
 from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version, VersionOfTask
 from tasks.cache.stage import Stage, without_number
 from tasks.hub.client import Found
+from tasks.jobs.job import job_of
 from tasks.prediction.input_rows import Shard
 from tasks.registry.model_spec import ModelSpec
 from tasks.reports.stage_summaries import STAGES
@@ -844,6 +845,25 @@ def test_rows_that_must_hold_are_read_by_stages_of_their_own(edited: str) -> Non
     names = {"load_must_hold", "predict_must_hold", "must_hold", "gate"}
     assert changed(keys(values), keys(values, edited)) & names == set(OF_MUST_HOLD[edited].split())
     assert not names - {"gate"} & keys(base()).keys()
+
+
+class UndividedJobs(Keys):
+    """A walk that lists the stages whose program can divide its batches, and whose job would not let it."""
+
+    found: tuple[str, ...] = ()
+
+    def __call__(self, stage: Stage[Any], recipe: Recipe, *inputs: Any) -> Any:
+        if stage.cached:
+            job = job_of(stage, recipe, *inputs)
+            self.found += (stage.name,) * (hasattr(job.settings, "micro_batch_divisor") and job.batches is None)
+        return super().__call__(stage, recipe, *inputs)
+
+
+@pytest.mark.parametrize("given", [{**MUST_HOLD, **FOLDED}, TAUGHT, UNLABELLED])
+def test_every_program_that_can_divide_its_batches_is_let_to_if_memory_runs_out(given: dict[str, Any]) -> None:
+    walk = UndividedJobs()
+    pipeline(walk, parse(spelt(base(), given)))
+    assert walk.found == ()
 
 
 OF_FOLDS = {

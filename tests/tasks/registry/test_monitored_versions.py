@@ -9,13 +9,14 @@ import pytest
 
 from tasks.cache.results import Artifact, Champion
 from tasks.cache.stage import Work
+from tasks.jobs.job import job_of
 from tasks.registry.monitored_versions import (
     MonitoredVersion,
     read_evaluations,
     require_no_reference,
     require_single_inputs,
 )
-from tasks.stages.evaluate import record_evaluation
+from tasks.stages.evaluate import predict_labelled, record_evaluation
 from tasks.tracking.connection import connect
 from tests.made import KEY
 from tests.tasks.stages.test_register import RECIPE
@@ -52,6 +53,14 @@ def test_an_evaluation_names_its_files_without_the_signatures_of_their_urls(
     record_evaluation.make(Work(KEY, Path(), "run"), *recorded)
     (entry,) = read_evaluations(client.get_model_version("small", "3"))
     assert entry.files == ["march.csv", "april.csv"]
+
+
+def test_rows_with_labels_are_predicted_in_smaller_batches_if_memory_runs_out(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    labelled = Artifact(stage="load_labelled", key=KEY, digest="d", parts={"test.arrow": "d" * 40})
+    job = job_of(predict_labelled, version("sequence-classification"), RECIPE, labelled)
+    assert job.batches is not None
+    assert job.batches(tmp_path).rows == RECIPE.training.per_device_eval_batch_size
 
 
 def test_figures_relative_to_a_base_model_are_not_computed_for_new_rows() -> None:
