@@ -25,7 +25,7 @@ from training.problems import UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import PastRun as MlflowRun
+    from mlflow.entities import Run as MlflowRun
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, TaskSettings
 from training.models.repository_files import part_of, require_no_other_files
+from training.models.weights import WEIGHTS
 from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS, ExportFormat, missing_packages
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 PROGRAM = "tasks.registry.version_exports"
 STALL_TIMEOUT_S = 1800.0
-WEIGHTS = "model.safetensors"
 
 
 def released_exports(refs: Mapping[str, Artifact]) -> dict[str, ComparedExport]:
@@ -95,8 +95,8 @@ def digest_exports(refs: Mapping[str, Artifact], exports: Mapping[str, ComparedE
 
 def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     """Writes a registered version to the new or empty folder `out`, which appears whole: in one of the formats, or with
-    `safetensors` as it is stored.
-    Returns the comparison of an export that was released with the version; None for one that is made now.
+    `safetensors` as it is stored. Returns the comparison of an export that was released with the version; None for one
+    that is made now.
 
     Raises UserError if the model has no such export or a package is missing; MlflowFailed if MLflow does not answer.
     """
@@ -177,8 +177,6 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
 
     Inputs: model, tokenizer, and `released` with the files of the format, if it was released with the version.
     """
-    from training import task_types
-
     values, out = ExportVersionSettings.model_validate(job.settings), job_dir / OUTPUT
     task_type = task_types.load(values.task, values.options)
     weights, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
