@@ -17,12 +17,13 @@ from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, VersionOfTask
 from tasks.cache.stage import Work
-from tasks.home import home, named_lock, registry_place, tracking_uri
+from tasks.home import home, named_lock, tracking_uri
 from tasks.jobs.job import Files
 from tasks.registry.version_signatures import SignedVersion, verify_tags, verify_version
 from tasks.registry.versions import (
     CALIBRATION_TAG,
-    FIT_TAG,
+    LOAD_DATA_TAG,
+    LOGGED_BY_CODE,
     LOGGED_PARTS,
     ROWS_TAG,
     STARTED_FROM_TAG,
@@ -31,13 +32,14 @@ from tasks.registry.versions import (
     MaxLength,
     TaskTag,
     find_model,
+    identify,
     need_model,
     need_version,
     read_name,
     read_tag,
 )
 from tasks.shared_store.bucket_remote import find_artifact
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
+from tasks.tracking.connection import FIT_TAG, MAX_LENGTH_TAG, MODEL_TAG, connect, has_database, mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.protocol import sha256
 from training.local_files import find_foreign
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
 PARTS = ("model", "tokenizer")
 FETCHED = "fetch_version"
 """The name among the artifacts of signed versions that were fetched from MLflow."""
-# Folder of both parts, if the model was logged with code that serves it.
-_SERVED_BY_CODE = "artifacts/model"
 _NO_MODEL = "has no whole model in safetensors with its tokenizer in MLflow (an adapter of peft alone is none)"
 # Fields of a recipe's data that do not change the rows.
 _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections", "negatives", "unlabelled"}
@@ -95,13 +95,11 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
 def _describe(version: ModelVersion, task_type: str) -> Champion:
     """Describes a version for a recipe of this task type. Raises UserError if its signature is refused."""
     verify_tags(version)
-    name, number, task = version.name, version.version, read_tag(version, TASK_TAG, TaskTag | None)
-    # A version without a digest is identified by its time of registration too: a new server counts from 1 again.
-    identity = f"{registry_place()}: {name}/{number}, {version.creation_timestamp}"
+    task = read_tag(version, TASK_TAG, TaskTag | None)
     return Champion(
-        name=name,
-        version=str(number),
-        model=version.tags.get(MODEL_TAG) or identity,
+        name=version.name,
+        version=str(version.version),
+        model=identify(version),
         key=read_name(version, FIT_TAG),
         max_length=read_tag(version, MAX_LENGTH_TAG, MaxLength, "512"),
         options=task["options"] if task and task["task"] == task_type else None,
@@ -149,7 +147,7 @@ def find_teacher(recipe: Recipe) -> VersionOfTask:
             f"{version.name}/{version.version} {kind}, and the teacher of a model of {recipe.task} must be one of "
         )
         raise UserError.of("training", where, f"{message}that too: name another version.")
-    rows = read_name(version, "finetune.load_data.key")
+    rows = read_name(version, LOAD_DATA_TAG)
     found = VersionOfTask(**dict(_describe(version, task["task"])), task=task["task"], load_data=rows)
     if recipe.training.teacher.unlabelled_min_confidence != ABSTAIN:
         return found
@@ -319,12 +317,8 @@ def _find_in_store(champion: Champion, signed: SignedVersion | None) -> dict[str
     return dict.fromkeys(PARTS, trained.path / "model")
 
 
-def fetch_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """Downloads the champion's folders from MLflow. Files with unknown names are skipped, and none is executed."""
-    return _fetch_folders(work, champion, _verify(champion, work), where)
-
-
 def _fetch_folders(work: Work, champion: Champion, signed: SignedVersion | None, where: str) -> dict[str, Path]:
+    """Downloads the champion's folders from MLflow. Files with unknown names are skipped, and none is executed."""
     if signed is not None:
         kept = _find_fetched(signed) or _fetch_into_store(work, champion, signed, where)
         return {part: kept / part for part in PARTS}
@@ -428,10 +422,10 @@ def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[st
     from mlflow.artifacts import list_artifacts
 
     uri, server = _find_uri(champion, where), tracking_uri()
-    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{_SERVED_BY_CODE}", tracking_uri=server))
+    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{LOGGED_BY_CODE}", tracking_uri=server))
     found = {}
     for part in parts:
-        inner = _SERVED_BY_CODE if served_by_code else LOGGED_PARTS[part]
+        inner = LOGGED_BY_CODE if served_by_code else LOGGED_PARTS[part]
         entries = list_artifacts(artifact_uri=f"{uri}/{inner}", tracking_uri=server)
         found[part] = f"{uri}/{inner}", inner, [Path(entry.path).name for entry in entries if not entry.is_dir]
     return found

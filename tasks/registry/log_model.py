@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from tasks.cache.code import code_behind
 from tasks.cache.store import link_or_copy
 from tasks.home import mlflow_artifacts
-from tasks.registry.versions import logged_parts
+from tasks.registry.versions import LOGGED_BY_CODE, logged_parts
 from tasks.tracking.connection import mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
@@ -256,7 +256,7 @@ def _fetch_logged(uri: str, into: Path) -> Path:
 
 def _find_parts(folder: Path, *, images: bool) -> tuple[Path, Path]:
     """The folders of a logged model's weights and of its tokenizer, or of the image processor."""
-    code, parts = folder / "artifacts" / "model", logged_parts(images=images)
+    code, parts = folder / LOGGED_BY_CODE, logged_parts(images=images)
     return (code, code) if code.is_dir() else (folder / parts["model"], folder / parts["tokenizer"])
 
 

@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import ValidationError
 
 from tasks.cache.results import Champion
-from tasks.home import registry_place
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.registry import lineage
 from tasks.registry.version_signatures import verify_tags
 from tasks.registry.versions import (
     CALIBRATION_TAG,
     COLUMNS_TAG,
-    FIT_TAG,
     PRECISION_TAG,
     READING_TAG,
     TASK_TAG,
     MaxLength,
     TaskTag,
     damaged_tag,
+    identify,
     need_model,
     need_version,
     read_alias_names,
     read_name,
     read_tag,
 )
-from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect, mlflow_errors
+from tasks.tracking.connection import FIT_TAG, MAX_LENGTH_TAG, connect, mlflow_errors
 from training import task_types
 from training.evaluation.stored_calibration import Calibration
 from training.problems import UserError, nearest
@@ -114,7 +113,6 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
     columns = read_tag(found, COLUMNS_TAG, dict[str, str])
     if not columns.keys() <= task_types.class_of(task["task"]).columns.keys():
         raise damaged_tag(found, COLUMNS_TAG, found.tags[COLUMNS_TAG])
-    identity = f"{registry_place()}: {name}/{found.version}, {found.creation_timestamp}"
     return ModelSpec(
         uri=f"models:/{name}/{found.version}",
         max_length=read_tag(found, MAX_LENGTH_TAG, MaxLength),
@@ -122,7 +120,7 @@ def find_model(name: str, alias: str = "", version: str = "", own_task: str = ""
         columns=columns,
         name=name,
         version=str(found.version),
-        digest=found.tags.get(MODEL_TAG) or identity,
+        digest=identify(found),
         key=read_name(found, FIT_TAG),
         mixed_precision=_precision_here(found.tags.get(PRECISION_TAG, "no")),
         calibration=_read_calibration(found, task["task"]),

@@ -19,7 +19,16 @@ from tasks.cache.results import Artifact, Champion
 from tasks.home import home, named_lock
 from tasks.registry import lineage, untrusted_code
 from tasks.registry.model_spec import find_model, read_by
-from tasks.registry.versions import EVALUATIONS_TAG, RECIPE_TAG, SPLIT_TAG, read_metrics, read_name, read_tag
+from tasks.registry.versions import (
+    EVALUATIONS_TAG,
+    LOAD_DATA_TAG,
+    PREDICT_TAG,
+    RECIPE_TAG,
+    SPLIT_TAG,
+    read_metrics,
+    read_name,
+    read_tag,
+)
 from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import MODEL_TAG, connect, mlflow_errors
 from training import task_types
@@ -77,7 +86,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
     spec = read_by(find_model(name, alias, number, own_task), data)
     with mlflow_errors():
         found = connect().get_model_version(name, spec.version)
-    needed = {MODEL_TAG, RECIPE_TAG, SPLIT_TAG, "finetune.load_data.key"}
+    needed = {MODEL_TAG, RECIPE_TAG, SPLIT_TAG, LOAD_DATA_TAG}
     if not needed <= found.tags.keys():
         raise UserError.of(
             "registry", "NAME", f"{name}/{spec.version} was not registered by a run of finetune: run a recipe for it."
@@ -91,8 +100,8 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
         calibration=spec.calibration,
         recipe=str(read_name(found, RECIPE_TAG)),
         split=found.tags[SPLIT_TAG],
-        load_data=str(read_name(found, "finetune.load_data.key")),
-        predict=read_name(found, "finetune.predict.key"),
+        load_data=str(read_name(found, LOAD_DATA_TAG)),
+        predict=read_name(found, PREDICT_TAG),
         expected=read_metrics(found).get(found.tags[SPLIT_TAG], {}),
         mlflow_run=found.run_id,
     )

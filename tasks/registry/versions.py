@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from tasks.cache.results import Name
-from tasks.home import tracking_uri, without_credentials
+from tasks.home import registry_place, tracking_uri, without_credentials
 from tasks.tracking.connection import (
+    FIT_TAG,
     FLOW_RUN_TAG,
     MAX_LENGTH_TAG,
     MODEL_TAG,
@@ -48,9 +49,9 @@ DATA_FILES_TAG = "finetune.data_files"
 GIT_COMMIT_TAG = "finetune.git_commit"
 SPLIT_TAG = "finetune.judged_split"
 METRICS_TAG = "finetune.figures"  # its name in the first versions of this project
-EXPORTS_TAG = "finetune.exports"
 WEIGHTS_TAG = "finetune.weights"
 """SHA-256 of the files of weights by name, as JSON."""
+EXPORTS_TAG = "finetune.exports"
 """The figures of the released exports by format. Their files are in the version's MLflow run, under `export/`."""
 CALIBRATION_TAG = "finetune.calibration"
 """The content of calibration.json: training.evaluation.stored_calibration. A version without it is not calibrated."""
@@ -60,8 +61,10 @@ EVALUATIONS_TAG = "finetune.evaluations"
 """The history of figures on rows whose labels arrived later."""
 DRIFT_TAG = "finetune.drift"
 """The verdict of the last drift report."""
-FIT_TAG = "finetune.fit.key"
-"""The artifact of its training, which a store may still have."""
+LOAD_DATA_TAG = "finetune.load_data.key"
+"""The artifact with its rows."""
+PREDICT_TAG = "finetune.predict.key"
+"""The artifact with its predictions on the judged split."""
 SIGNED_TAG = "finetune.signed_by"
 """The id of the key that signed the version: tasks/registry/version_signatures.py."""
 BOUND_TAGS = (
@@ -80,6 +83,8 @@ MOVE = re.compile(re.escape(MOVE_TAG) + r"(\d+)-[0-9a-f]{8}")
 
 LOGGED_PARTS = {"model": "model", "tokenizer": "components/tokenizer"}
 """Folders of a model that mlflow.transformers has logged."""
+LOGGED_BY_CODE = "artifacts/model"
+"""The folder of a model and its tokenizer that was logged with the code that serves it."""
 LOGGED_IMAGE_PROCESSOR = "components/image_processor"
 """The place of an image processor, which models of images have in place of a tokenizer."""
 
@@ -119,7 +124,7 @@ def read_alias_names(model: RegisteredModel) -> Aliases:
 
 def find_model(client: MlflowClient, name: str) -> RegisteredModel | None:
     """Finds the registered model; None if nothing is registered under the name yet."""
-    return next((model for model in client.search_registered_models(f"name = '{name}'") if model.name == name), None)
+    return next((model for model in client.search_registered_models(_select(name)) if model.name == name), None)
 
 
 def list_aliases(model: RegisteredModel, version: str) -> list[str]:
@@ -148,20 +153,25 @@ def need_model(client: MlflowClient, name: str) -> RegisteredModel:
 
 def need_version(client: MlflowClient, model: RegisteredModel, *, alias: str = "", version: str = "") -> ModelVersion:
     """Returns the version with this number or alias. Raises UserError, with the list of versions, if there is none."""
-    if alias and alias not in model.aliases:
-        aliases = ", ".join(sorted(model.aliases)) or "none yet"
-        near = nearest(alias, model.aliases)
-        message = f"{model.name!r} has no alias {alias!r}: it has {aliases}.{near}"
-        if alias == read_alias_names(model).champion and not near:
-            other = f"name another, such as {model.name}@{sorted(model.aliases)[0]}, or " if model.aliases else ""
-            message += f" No version has been promoted: {other}promote one by finetune promote {model.name} VERSION."
-        raise UserError.of("registry", "NAME", message)
-    number = str(model.aliases[alias]) if alias else version
+    number = _need_alias(model, alias) if alias else version
     if found := find_version(client, model.name, number):
         return found
     numbers = [str(entry.version) for entry in list_versions(client, model.name, SHOWN_VERSIONS + 1)]
     shown = ", ".join(numbers[:SHOWN_VERSIONS]) + (", …" if len(numbers) > SHOWN_VERSIONS else "") or "none"
     raise UserError.of("registry", "VERSION", f"{model.name!r} has no version {number!r}: it has {shown}.")
+
+
+def _need_alias(model: RegisteredModel, alias: str) -> str:
+    """The number of the version that has the alias. Raises UserError, with the list of aliases, if none has it."""
+    if alias in model.aliases:
+        return str(model.aliases[alias])
+    aliases = ", ".join(sorted(model.aliases)) or "none yet"
+    near = nearest(alias, model.aliases)
+    message = f"{model.name!r} has no alias {alias!r}: it has {aliases}.{near}"
+    if alias == read_alias_names(model).champion and not near:
+        other = f"name another, such as {model.name}@{sorted(model.aliases)[0]}, or " if model.aliases else ""
+        message += f" No version has been promoted: {other}promote one by finetune promote {model.name} VERSION."
+    raise UserError.of("registry", "NAME", message)
 
 
 def find_version(client: MlflowClient, name: str, number: str) -> ModelVersion | None:
@@ -172,14 +182,11 @@ def find_version(client: MlflowClient, name: str, number: str) -> ModelVersion |
     return next(iter(client.search_model_versions(filter_string=filter_string, max_results=1)), None)
 
 
-def find_version_number(name: str, alias: str = "") -> str:
-    """Finds the version that has the alias, by default the champion's. Raises UserError, and MlflowFailed."""
+def find_version_number(name: str, alias: str) -> str:
+    """Finds the version that has the alias; an empty one is the champion's. Raises UserError, and MlflowFailed."""
     with mlflow_errors():
         model = need_model(connect(), name)
-        alias = alias or read_alias_names(model).champion
-        if alias not in model.aliases:
-            raise UserError.of("registry", "NAME", f"{name!r} has no alias {alias!r}.")
-        return str(model.aliases[alias])
+        return _need_alias(model, alias or read_alias_names(model).champion)
 
 
 def list_versions(client: MlflowClient, name: str, limit: int) -> list[ModelVersion]:
@@ -218,6 +225,15 @@ def read_name(version: ModelVersion, tag: str) -> str | None:
         return None if text is None else str(TypeAdapter(Name).validate_python(text))
     except ValidationError as error:
         raise damaged_tag(version, tag, str(text)) from error
+
+
+def identify(version: ModelVersion) -> str:
+    """The digest of a version's model. A version without one is identified by its time of registration too: a new
+    server counts from 1 again."""
+    return (
+        version.tags.get(MODEL_TAG)
+        or f"{registry_place()}: {version.name}/{version.version}, {version.creation_timestamp}"
+    )
 
 
 def damaged_tag(version: ModelVersion, tag: str, text: str) -> UserError:

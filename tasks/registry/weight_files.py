@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.registry.versions import LOGGED_PARTS
+from tasks.registry.versions import LOGGED_BY_CODE, LOGGED_PARTS
 from training.evaluation.stored_calibration import FILE as CALIBRATION
 from training.jobs.protocol import sha256
 from training.models.repository_files import part_of
+from training.models.weights import INDEX
 
 WEIGHTS = ".safetensors"
-INDEX = "model.safetensors.index.json"
 ADDED = {CALIBRATION}
 """Files of a version's model and tokenizer that the trained folder does not have."""
-_CODE = "artifacts/model"
-"""The folder of a model that MLflow serves by code: it has all files."""
 
 
 class Different(Exception):
@@ -58,8 +56,8 @@ def require_trained(logged: Path, files: Mapping[str, str], trained: TrainedMode
         logged: the version's folder.
         files: sha256 of its files, by path.
     """
-    is_code = any(path.startswith(f"{_CODE}/") for path in files)
-    places = {part: _CODE if is_code else folder for part, folder in LOGGED_PARTS.items()}
+    is_code = any(path.startswith(f"{LOGGED_BY_CODE}/") for path in files)
+    places = {part: LOGGED_BY_CODE if is_code else folder for part, folder in LOGGED_PARTS.items()}
     for name, digest in sorted(trained.files.items()):
         if "/" in name or not (part := part_of(name)) or (WEIGHTS in name and not is_code):
             continue

@@ -35,6 +35,8 @@ FLOW_RUN_TAG = "finetune.flow_run_id"
 # Tags of a registered version: the digest of its model's folder, the tokens after which a text is truncated, and the
 # gate's decision with its reason.
 MODEL_TAG = "finetune.model_digest"
+FIT_TAG = "finetune.fit.key"
+"""The artifact of its training, which a store may still have."""
 MAX_LENGTH_TAG = "finetune.max_length"
 VERDICT_TAG, REASON_TAG = "finetune.verdict", "finetune.verdict_reason"
 UNKNOWN_MODEL = "m-00000000000000000000000000000000"

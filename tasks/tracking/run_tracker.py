@@ -22,7 +22,7 @@ from tasks.cache.results import Artifact, Check, Verdict, Version
 from tasks.cache.stage import Listener, Row
 from tasks.home import home, with_this_home
 from tasks.reports.model_reports import read_slices
-from tasks.tracking.connection import MODEL_TAG, REASON_TAG, VERDICT_TAG, one_line
+from tasks.tracking.connection import FIT_TAG, MODEL_TAG, REASON_TAG, VERDICT_TAG, one_line
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
@@ -282,7 +282,7 @@ class RunTracker(Listener):
         elif isinstance(result, Artifact) and stage == "fit":
             digest = result.parts.get("model", result.digest)
             self._model |= {"digest": digest, "step": _find_exported_step(result)}
-            self._model["tags"] |= {MODEL_TAG: digest, "finetune.fit.key": result.key}
+            self._model["tags"] |= {MODEL_TAG: digest, FIT_TAG: result.key}
         elif isinstance(result, Verdict):
             self._model["tags"] |= {VERDICT_TAG: result.decision, REASON_TAG: result.reason}
         elif isinstance(result, Version):

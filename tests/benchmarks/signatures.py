@@ -22,8 +22,8 @@ from tasks.cache.stage import Work
 from tasks.home import home
 from tasks.registry import champions
 from tasks.registry.version_signatures import SignedVersion, sign_version
-from tasks.registry.versions import FIT_TAG, LOGGED_PARTS
-from tasks.tracking.connection import MODEL_TAG, connect
+from tasks.registry.versions import LOGGED_PARTS
+from tasks.tracking.connection import FIT_TAG, MODEL_TAG, connect
 from tests.benchmarks.subject import Subject
 from tests.benchmarks.table import Row
 

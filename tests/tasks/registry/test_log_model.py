@@ -18,7 +18,7 @@ import pytest
 from tasks.cache import store
 from tasks.cache.results import Artifact, Champion
 from tasks.cache.stage import Work
-from tasks.registry.champions import fetch_folders
+from tasks.registry.champions import find_folders
 from tasks.registry.log_model import share_weights
 from tasks.registry.versions import WEIGHTS_TAG
 from tasks.registry.weight_files import TrainedModel, require_trained
@@ -131,7 +131,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     copies = [*(tracked / "mlartifacts").rglob("*.safetensors")]
     assert len(copies) == 3 and all(copy.samefile(world / "model" / copy.name) for copy in copies)
     # A training that starts from it reads the bytes that a training from the folder reads.
-    for part, folder in fetch_folders(Work("start", tmp_path, "run"), VERSION, "model.path").items():
+    for part, folder in find_folders(Work("start", tmp_path, "run"), VERSION, "model.path").items():
         names = {file.name for file in (world / "model").iterdir() if part_of(file.name) == part}
         assert {file.name for file in folder.iterdir()} == names
         assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
@@ -144,7 +144,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
         trained = TrainedModel(world / "model", digest_all(world / "model"))
         assert require_trained(Path(place), logged, trained) == logged
     own = VERSION.model_copy(update={"name": "own"})
-    fetched = fetch_folders(Work("own", tmp_path, "run"), own, "NAME")
+    fetched = find_folders(Work("own", tmp_path, "run"), own, "NAME")
     call(predict_pairs, world, {part: str(folder) for part, folder in fetched.items()})
     likeliest = [lines[0].split()[-1] for lines in outcome(world / "typed").result["predictions"]]
     found = json.loads((world / "found.json").read_text())
@@ -153,12 +153,12 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
 
     weights = world / "model" / WEIGHTS
     client.set_model_version_tag("pairs", "1", WEIGHTS_TAG, json.dumps({WEIGHTS: sha256(weights)}))
-    fetch_folders(Work("intact", tmp_path, "run"), VERSION, "model.path")
+    find_folders(Work("intact", tmp_path, "run"), VERSION, "model.path")
     with weights.open("r+b") as file:  # MLflow's file is the same
         file.seek(-1, os.SEEK_END)
         file.write(b"!")
     with pytest.raises(UserError, match=f"is damaged in MLflow: {WEIGHTS} has changed since it was registered"):
-        fetch_folders(Work("damaged", tmp_path, "run"), VERSION, "model.path")
+        find_folders(Work("damaged", tmp_path, "run"), VERSION, "model.path")
 
 
 def digest_all(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from tasks.cache.results import Comparison, Promotion, Verdict, Version
 from tasks.cache.stage import Listener, Work
 from tasks.registry import promotions
 from tasks.registry.promotions import list_champions
-from tasks.registry.versions import MOVE_TAG, Move, need_model, read_moves
+from tasks.registry.versions import MOVE_TAG, Move, find_version_number, need_model, read_moves
 from tasks.stages.register import promote
 from tasks.tracking.connection import connect
 from tests.made import COMPARISON
@@ -364,3 +364,12 @@ def test_a_run_whose_promotion_is_taken_back_leaves_what_another_has_promoted_si
     assert work.rollback is not None
     work.rollback()
     assert aliases(client)["live"] == "3"
+
+
+def test_an_alias_that_is_followed_and_does_not_exist_is_refused_with_those_that_do(client: MlflowClient) -> None:
+    with pytest.raises(UserError, match=r"'reviews' has no alias 'live': it has none yet\."):
+        find_version_number("reviews", "live")
+    client.set_registered_model_alias("reviews", "live", "2")
+    assert find_version_number("reviews", "live") == "2"
+    with pytest.raises(UserError, match=r"has no alias 'champion': it has live\. .*finetune promote reviews VERSION"):
+        find_version_number("reviews", "")

@@ -32,13 +32,13 @@ from tasks.registry.version_signatures import (
     sign_version,
     verify_tags,
 )
-from tasks.registry.versions import BOUND_TAGS, DRIFT_TAG, FIT_TAG, READING_TAG, SIGNED_TAG, TASK_TAG
+from tasks.registry.versions import BOUND_TAGS, DRIFT_TAG, READING_TAG, SIGNED_TAG, TASK_TAG
 from tasks.registry.weight_files import TrainedModel
 from tasks.signatures.bundles import Statement, sign
 from tasks.signatures.keys import FILE as KEY_FILE
 from tasks.signatures.keys import KEY, load_signing_key, write_public_key
 from tasks.signatures.trust import FILE as TRUST
-from tasks.tracking.connection import FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, MlflowFailed, connect
+from tasks.tracking.connection import FIT_TAG, FLOW_RUN_TAG, MAX_LENGTH_TAG, MODEL_TAG, MlflowFailed, connect
 from tests.fork_server import NEW_PYTHON
 from tests.made import NO_WEIGHTS, artifact
 from tests.servers import closed_port

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.registry.weight_files import INDEX, Different, TrainedModel, require_trained
+from tasks.registry.weight_files import Different, TrainedModel, require_trained
 from training.jobs.protocol import sha256
+from training.models.weights import INDEX
 
 ONE, TWO = struct.pack("<2f", 1, 2), struct.pack("<2f", 3, 4)
 TENSORS = {"a.weight": ONE, "b.weight": TWO}
