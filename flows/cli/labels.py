@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
-from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
+from flows.cli.local_flow import call_in_this_process, print_failure
 from flows.cli.shared import COMPLETED, add_json_argument, name_options, write_json
-from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
+from flows.reports.tables import align_records, fit_to_terminal, terminal_width, wrap
 from flows.reports.terminal import Terminal
 from tasks.reports.label_reports import describe_suspects, tabulate_suspects
 
@@ -46,14 +47,15 @@ def labels(arguments: argparse.Namespace) -> int:
     result = call_in_this_process(call, Terminal())
     result |= {"problems": name_options(result["problems"], {"out": "--out", "against": "--against"})}
     write_json(arguments.json, result)
+    for warning in result["warnings"]:
+        print(warning, file=sys.stderr)
     if result["state"] != "completed":
         return print_failure(result)
     report = result["labels"]
     for line in describe_suspects(report):
         print(*wrap(line, terminal_width(), "", "  "), sep="\n")
     if table := tabulate_suspects(report["first"])[:SHOWN]:
-        print(*fit_to_terminal(align([list(table[0]), *(list(row.values()) for row in table)])), sep="\n")
+        print(*fit_to_terminal(align_records(table)), sep="\n")
     print(f"To decide: write a label, drop or keep into the column decision of {report['file']},")
     print(f"and set data.corrections: {report['file']}")
-    exit_without_server(result, COMPLETED)
     return COMPLETED

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
+from flows.cli.local_flow import call_in_this_process, print_failure
 from flows.cli.shared import (
     COMPLETED,
     add_json_argument,
@@ -17,7 +18,7 @@ from flows.cli.shared import (
     parse_reading,
     write_json,
 )
-from flows.reports.tables import align, terminal_width, wrap
+from flows.reports.tables import align_records, terminal_width, wrap
 from flows.reports.terminal import Terminal
 from tasks.registry.untrusted_code import OPTION, OPTION_HELP
 from tasks.reports.model_reports import (
@@ -68,15 +69,11 @@ def drift(arguments: argparse.Namespace) -> int:
         bound, task = caller.bind(drift, run_drift), arguments.task
         return bound(arguments.model, arguments.input, thresholds, task, data, return_state=True)
 
-    result = _call_flow(call)
-    write_json(arguments.json, result)
-    for warning in result["warnings"]:
-        print(warning, file=sys.stderr)
+    result = _call_flow(call, arguments.json)
     if result["state"] != "completed":
         return print_failure(result)
     for line in _report_lines(result["drift"], result["version"], terminal_width()):
         print(line)
-    exit_without_server(result, COMPLETED)
     return COMPLETED
 
 
@@ -96,8 +93,7 @@ def _report_lines(report: Mapping[str, Any], version: str, width: int) -> Iterat
     """The lines of a report: the verdict, the comparisons, and the estimated accuracy."""
     yield f"Verdict: {report['verdict']}"
     yield from wrap(f"{version}, {summarize_drift(report)}", width, "  ", "  ")
-    if table := tabulate_drift(report):
-        yield from (f"  {line}" for line in align([list(table[0]), *(list(row.values()) for row in table)]))
+    yield from (f"  {line}" for line in align_records(tabulate_drift(report)))
     for text in (describe_words(report), describe_accuracy(report)):
         if text:
             yield from wrap(text, width, "  ", "  ")
@@ -123,23 +119,25 @@ def evaluate(arguments: argparse.Namespace) -> int:
         bound, task = caller.bind(evaluate, run_evaluation), arguments.task
         return bound(arguments.model, arguments.input, task, arguments.run_code, data, return_state=True)
 
-    result = _call_flow(call)
-    write_json(arguments.json, result)
+    result = _call_flow(call, arguments.json)
     if result["state"] != "completed":
         return print_failure(result)
     evaluation = result["evaluation"]
     for line in describe_evaluation(evaluation):
         print(*wrap(line, terminal_width(), "", "  "), sep="\n")
-    table = tabulate_evaluation(evaluation)
-    print(*(f"  {line}" for line in align([list(table[0]), *(list(row.values()) for row in table)])), sep="\n")
+    print(*(f"  {line}" for line in align_records(tabulate_evaluation(evaluation))), sep="\n")
     name = result["version"].partition("/")[0]
     print(f"To return to the previous champion: finetune rollback {name}")
     print(f"To train on newer rows:             prefect deployment run retrain/{evaluation['recipe']}")
-    exit_without_server(result, COMPLETED)
     return COMPLETED
 
 
-def _call_flow(call: Callable[[Caller], Any]) -> dict[str, Any]:
-    """Returns the result of a flow, whose problems have the names of the command's options."""
+def _call_flow(call: Callable[[Caller], Any], out: Path | None) -> dict[str, Any]:
+    """Returns the result of a flow, whose problems have the names of the command's options. Writes it to the file of
+    --json, and prints its warnings."""
     result = call_in_this_process(call, Terminal())
-    return result | {"problems": name_options(result["problems"], {"inputs": "--input", "thresholds.": "--set "})}
+    result |= {"problems": name_options(result["problems"], {"inputs": "--input", "thresholds.": "--set "})}
+    write_json(out, result)
+    for warning in result["warnings"]:
+        print(warning, file=sys.stderr)
+    return result

@@ -27,7 +27,6 @@ from tasks.jobs.job import job_of
 from tasks.reports.row_reports import read_report
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.fit import engine_for, fit, launch, resolved_compute
-from tasks.stages.load_data import needs_tokenizer
 from tasks.stages.preflight.gate_power import JudgedEntries, expect_comparison, find_obstacles
 from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.preflight.training_estimate import estimate_folds, estimate_lines
@@ -40,8 +39,9 @@ from training.problems import UserError
 from training.recipe import ENTRYPOINT, SWEEP_ENTRYPOINT, Recipe, Sweep, load_sweep, parse, parse_set, read_entries
 
 PENDING = ("will run", "may run")
-FIRST_STAGE = {"model": "load_model", "tokens": "tokenize", "options": "tokenize"}
-"""The first stage that reads a section of the recipe; fields of other sections first matter to fit."""
+TOKENIZERS = ("tokenize", "process_images")
+FIRST_STAGES = {"model": ("load_model",), "tokens": TOKENIZERS, "options": TOKENIZERS}
+"""The stages that first read a section of the recipe; fields of other sections first matter to fit."""
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +113,7 @@ def _show_sweep(arguments: argparse.Namespace) -> int:
     training = next(row for row in planner.rows if row.name == "fit")
     for text in _estimate(planner, training) if training.state in PENDING else ():
         print(f"  fit: {text}")
-    print(*_summarize_sweep(recipe, sweep, planned), sep="\n")
+    print(*_summarize_sweep(recipe, sweep, planner, planned), sep="\n")
     return COMPLETED
 
 
@@ -138,8 +138,7 @@ def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
     states = [row.state for row in planner.rows if without_number(row.name) == "fit_fold"]
     if not states:
         return
-    before_fit = takewhile(lambda row: row.name != "fit", planner.rows)
-    shared = ", ".join(row.name for row in before_fit if row.name not in ("resolve", "assign_folds", "load_must_hold"))
+    shared = ", ".join(name for name in _stages_before_fit(planner) if name != "resolve")
     cached, count = states.count("cached"), len(states)
     text = f"{count} trainings share {shared} with fit; {'all' if cached == count else cached or 'none'} "
     text += "is cached" if cached == 1 else "are cached"
@@ -199,13 +198,17 @@ def _summarize(recipe: Recipe, rows: list[PlannedStage]) -> str:
     return "Nothing changed."
 
 
-def _summarize_sweep(recipe: Recipe, sweep: Sweep, planned: Scored) -> Iterator[str]:
+def _stages_before_fit(planner: Planner) -> list[str]:
+    """The stages whose outputs a training reads, and `resolve`."""
+    before = takewhile(lambda row: row.name != "fit", planner.rows)
+    return [row.name for row in before if row.name not in ("assign_folds", "load_must_hold")]
+
+
+def _summarize_sweep(recipe: Recipe, sweep: Sweep, planner: Planner, planned: Scored) -> Iterator[str]:
     """What trials share, how many trainings there are at most, and what one costs."""
     sections = {name.partition(".")[0] for name in sweep.fields}
-    loading = ("load_model", "load_data") if needs_tokenizer(recipe, planned.lock) else ("load_data", "load_model")
-    before_fit = ("resolve", *loading, "tokenize")
-    varied = [before_fit.index(FIRST_STAGE.get(section, "tokenize")) for section in sections & FIRST_STAGE.keys()]
-    shared = before_fit[: min(varied, default=len(before_fit))]
+    varied = {stage for section in sections & FIRST_STAGES.keys() for stage in FIRST_STAGES[section]}
+    shared = takewhile(lambda name: name not in varied, _stages_before_fit(planner))
     yield f"All trials share {', '.join(shared)}; they differ in {', '.join(sweep.fields)}."
     stored = _stored_trials(recipe, sweep, planned)
     left = (sweep.trials or 0) - len([trial for trial in stored if trial.state not in UNFINISHED])

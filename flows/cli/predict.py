@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flows.batch_plan import prepare
-from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
+from flows.cli.local_flow import call_in_this_process, print_failure
 from flows.cli.shared import (
     COMPLETED,
     INTERRUPTED,
@@ -151,7 +151,6 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict_texts(arguments: argparse.Namespace) -> int:
-
     with renamed(OPTIONS):
         model = with_prompt(find_model(*split_version_name(arguments.model), arguments.task), arguments.prompt)
     rows = split_into_rows(model, arguments.texts)
@@ -168,7 +167,6 @@ def _parse(arguments: argparse.Namespace) -> BatchPrediction:
 
 
 def _plan(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
-
     remote, terminal = open_remote(), Terminal()
     terminal.stage_started("predict", "")
     prepared = prepare(prediction.model_copy(update={"drift": False}), remote, terminal)
@@ -198,7 +196,6 @@ def format_duration(seconds: float) -> str:
 
 
 def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -> int:
-
     terminal, began_s = Terminal(), time.time()
 
     def run(caller: Caller) -> Any:
@@ -221,7 +218,6 @@ def _predict_files(prediction: BatchPrediction, arguments: argparse.Namespace) -
             print("Stopped. Run the same command again to continue.", file=sys.stderr)
     for warning in result["warnings"]:
         print(warning, file=sys.stderr)
-    exit_without_server(result, code)
     return code
 
 

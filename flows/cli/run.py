@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.cli.local_flow import exit_without_server, fine_tune_here, print_failure, retry_here
 from flows.cli.shared import (
@@ -36,9 +36,6 @@ from tasks.stages.register import format_example_arguments
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 from training.recipe import SWEEP_ENTRYPOINT, Recipe, parse, parse_set
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

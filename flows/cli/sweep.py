@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.local_flow import call_in_this_process, exit_without_server, print_failure
+from flows.cli.local_flow import call_in_this_process, print_failure
 from flows.cli.shared import (
     COMPLETED,
     add_json_argument,
@@ -16,8 +16,8 @@ from flows.cli.shared import (
     write_json,
 )
 from flows.reports.result import build_result
-from flows.reports.sweep_table import SweepTerminal, table_lines, tabulate_trials
-from flows.reports.tables import verdict_lines
+from flows.reports.sweep_table import SweepTerminal, tabulate_trials
+from flows.reports.tables import align_records, verdict_lines
 from flows.reports.terminal import Quiet, Terminal
 from tasks.cache.results import Verdict
 from tasks.jobs import fork_client
@@ -65,14 +65,13 @@ def sweep(arguments: argparse.Namespace) -> int:
     code = _print_result(recipe, sweep, result)
     for warning in result["warnings"]:
         print(warning, file=sys.stderr)
-    exit_without_server(result, code)
     return code
 
 
 def _print_result(recipe: Recipe, sweep: Sweep, result: dict[str, Any]) -> int:
     """Prints the trials, the best one, its verdict and its version; returns the exit code."""
     trials = [_parse_trial(values) for values in result.get("trials", [])]
-    print(*table_lines(tabulate_trials(trials, sweep, {})), sep="\n")
+    print(*align_records(tabulate_trials(trials, sweep, {})), sep="\n")
     if best := result.get("best"):
         print(f"{best['summary'][:1].upper()}{best['summary'][1:]}")
         if warning := best.get("warning"):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.reports.tables import align
+from flows.reports.tables import align_records
 from flows.reports.terminal import can_redraw
 from tasks.cache.stage import Listener
 from tasks.reports.formatting import format_score
@@ -32,7 +32,7 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
         {
             "trial": str(trial.number),
             **{
-                name: format_value(trial.settings[field]) if field in trial.settings else ""
+                name: _format_setting(trial.settings[field]) if field in trial.settings else ""
                 for field, name in short_names(sweep.fields).items()
             },
             str(sweep.metric): _format_metric(trial),
@@ -41,11 +41,6 @@ def tabulate_trials(trials: Sequence[Trial], sweep: Sweep, progress: Mapping[int
         }
         for trial in trials
     ]
-
-
-def table_lines(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """The table as lines with aligned columns."""
-    return align([list(rows[0]), *(list(row.values()) for row in rows)]) if rows else []
 
 
 def trial_line(trial: Trial, sweep: Sweep) -> str:
@@ -57,11 +52,10 @@ def trial_line(trial: Trial, sweep: Sweep) -> str:
 
 def format_settings(settings: Mapping[str, Any]) -> str:
     """`learning_rate 3.1e-05 · num_train_epochs 2`: the values of a trial by the last part of their fields."""
-    return " · ".join(f"{name} {format_value(settings[field])}" for field, name in short_names(settings).items())
+    return " · ".join(f"{name} {_format_setting(settings[field])}" for field, name in short_names(settings).items())
 
 
-def format_value(value: Any) -> str:
-    """`3.1e-05`"""
+def _format_setting(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -132,7 +126,7 @@ class SweepTerminal:
         others = [trial for trial in reversed(self._trials) if trial.state != "running"]
         shown += others[: max(0, MOST_SHOWN - len(shown))]
         rows = tabulate_trials(sorted(shown, key=lambda trial: trial.number), self._sweep, self.progress)
-        lines = [*table_lines(rows), *([f"and {hidden} more"] if hidden else []), self._headline]
+        lines = [*align_records(rows), *([f"and {hidden} more"] if hidden else []), self._headline]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(map(Text, filter(None, lines)))
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from tasks.cache.results import CalibrateResult, ComparedExport, Verdict
 from tasks.reports.formatting import format_count, format_score, make_printable
@@ -44,7 +44,7 @@ def fit_to_terminal(lines: list[str]) -> list[str]:
     if not sys.stdout.isatty():
         return lines
     width = terminal_width()
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    return [line if cell_len(line) <= width else f"{set_cell_size(line, width - 1)}…" for line in lines]
 
 
 def align(table: Sequence[Sequence[str]]) -> list[str]:
@@ -61,6 +61,11 @@ def align(table: Sequence[Sequence[str]]) -> list[str]:
         )
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def align_records(table: Sequence[Mapping[str, str]]) -> list[str]:
+    """Formats rows by column name as lines with aligned columns, the names first. Empty without rows."""
+    return align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
 
 
 def wrap(text: str, width: int, start: str, indent: str) -> list[str]:
@@ -138,8 +143,7 @@ def mixture_lines(report: Mapping[str, Any]) -> list[str]:
     Args:
         report: As for `split_lines`.
     """
-    table = tabulate_mixture(report.get("mixture", ()))
-    return align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
+    return align_records(tabulate_mixture(report.get("mixture", ())))
 
 
 def _length_cells(lengths: Mapping[str, Mapping[str, int]], splits: Iterable[str]) -> list[str]:
@@ -161,10 +165,9 @@ def verdict_lines(verdict: Verdict, head: str = "Verdict") -> list[str]:
     lines = [f"{head}: {verdict.decision}", f"  {verdict.reason}"]
     compared = (tabulate_comparison(verdict), tabulate_answers(verdict), tabulate_flips(verdict))
     for table in (tabulate_checks(verdict), *compared, tabulate_wrong(verdict)):
-        if table:
-            rows = align([list(table[0]), *(list(row.values()) for row in table[:MAX_CHECKS])])
-            rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []
-            lines += [f"  {row}" for row in rows]
+        rows = align_records(table[:MAX_CHECKS])
+        rows += [f"… and {len(table) - MAX_CHECKS:,} more"] if len(table) > MAX_CHECKS else []
+        lines += [f"  {row}" for row in rows]
     return [make_printable(line) for line in (*lines, *(f"  warning: {warning}" for warning in verdict.warnings))]
 
 
@@ -173,18 +176,15 @@ def calibration_lines(calibration: Mapping[str, Any] | None) -> list[str]:
     if calibration is None:
         return []
     result = CalibrateResult.model_validate(calibration)
-    table = tabulate_answered(result)
-    rows = align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
-    return [
-        make_printable(line) for line in (f"Confidence: {summarize_calibration(result)}", *(f"  {row}" for row in rows))
-    ]
+    rows = [f"  {row}" for row in align_records(tabulate_answered(result))]
+    return [make_printable(line) for line in (f"Confidence: {summarize_calibration(result)}", *rows)]
 
 
 def export_lines(exports: Mapping[str, Any]) -> list[str]:
     """Formats the exports of a model as a table; empty if there are none."""
-    table = tabulate_exports({name: ComparedExport.model_validate(one) for name, one in exports.items()})
-    rows = align([list(table[0]), *(list(row.values()) for row in table)]) if table else []
-    return ["Exports:", *(f"  {row}" for row in rows)] if rows else []
+    compared = {name: ComparedExport.model_validate(one) for name, one in exports.items()}
+    rows = [f"  {row}" for row in align_records(tabulate_exports(compared))]
+    return ["Exports:", *rows] if rows else []
 
 
 def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
@@ -201,16 +201,17 @@ def label_lines(labels: Mapping[str, Mapping[str, int]], width: int) -> list[str
     if not totals:
         return []
     shown = set(sorted(totals, key=lambda name: -totals[name])[:MAX_LABELS])
-    table = {
-        _format_label(name): [counts.get(name, 0) for counts in labels.values()] for name in totals if name in shown
-    }
+    # Cut names may be equal.
+    table = [
+        (_format_label(name), [counts.get(name, 0) for counts in labels.values()]) for name in totals if name in shown
+    ]
     if rare := [name for name in totals if name not in shown]:
-        table[f"{len(rare):,} others"] = [sum(counts.get(name, 0) for name in rare) for counts in labels.values()]
+        table += [(f"{len(rare):,} others", [sum(counts.get(name, 0) for name in rare) for counts in labels.values()])]
     rows = [sum(counts.values()) or 1 for counts in labels.values()]
-    name_width = max(map(cell_len, ("label", *table)))
+    name_width = max(map(cell_len, ("label", *(name for name, _ in table))))
     bar_width = min(BAR_WIDTH, (width - name_width) // len(labels) - len(f"  {max(rows):,}  100.0%  "))
     lines = [["label", *(part for split in labels for part in (split, "", ""))]]
-    for name, label_counts in table.items():
+    for name, label_counts in table:
         line = [name]
         for count, total in zip(label_counts, rows, strict=True):
             line += [f"{count:,}", f"{count / total:.1%}", _format_bar(count / total, bar_width)]

@@ -159,6 +159,16 @@ def test_later_rows_are_in_the_groups_of_the_recipe_or_independent_with_a_warnin
     assert first["value"] == second["value"] and first["low"] != second["low"]
 
 
+def test_folders_within_the_folder_are_not_read_and_named_in_a_warning(
+    own_home: Path, tmp_path: Path, server: dict[str, str]
+) -> None:
+    (tmp_path / "rows" / "inner").mkdir(parents=True)
+    for file in ("rows/one.csv", "rows/inner/two.csv"):
+        (tmp_path / file).write_text("text,label\ngood film,pos\n")
+    run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows"), **server)
+    assert run.returncode == 0 and ": 1 row" in run.stdout and "inner" in run.stderr, run.stdout + run.stderr
+
+
 def test_texts_alone_have_no_labels_to_evaluate(own_home: Path, tmp_path: Path, server: dict[str, str]) -> None:
     (tmp_path / "rows.txt").write_text("good film\n")
     run = finetune(own_home, "evaluate", "small", "--input", str(tmp_path / "rows.txt"), **server)

@@ -9,6 +9,7 @@ import pytest
 from flows.reports.tables import (
     align,
     count_line,
+    fit_to_terminal,
     label_lines,
     problem_line,
     problem_lines,
@@ -119,6 +120,17 @@ def test_labels_have_bars_that_fit_and_names_that_cannot_harm_the_terminal() -> 
         "日本語        1  25.0%  ██▌          0  0.0%",
     ]
     assert max(map(len, label_lines(labels, 44))) <= 44
+
+
+def test_labels_that_begin_alike_have_a_line_each() -> None:
+    lines = label_lines({"train": {"a complaint about the parcel": 3, "a complaint about the part": 1}}, 80)
+    assert [line.split()[-3] for line in lines[1:]] == ["3", "1"]
+
+
+def test_a_line_of_wide_letters_is_cut_to_the_columns_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "9")
+    assert fit_to_terminal(["日本語日本", "abcdefghi", "short"]) == ["日本語日…", "abcdefghi", "short"]
 
 
 def test_rows_without_labels_have_no_table_of_them() -> None:
