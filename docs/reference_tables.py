@@ -144,10 +144,7 @@ def type_in_words(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "object":
         values = schema.get("additionalProperties")
         return f"a mapping to {type_in_words(values)}" if isinstance(values, dict) and values else "a mapping"
-    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
-    return " ".join(
-        [words.get(schema.get("type", ""), "null" if schema.get("type") == "null" else "any value"), *_range(schema)]
-    )
+    return " ".join([TYPES.get(schema.get("type", ""), "any value"), *_range(schema)])
 
 
 def _range(schema: Mapping[str, Any]) -> Iterator[str]:

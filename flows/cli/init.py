@@ -40,7 +40,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a recipe for a file of rows: what can be inferred is filled in, and each guess says why."""
+    """Write a recipe for a file of rows, with the reason of each guess as a comment."""
     path, *others = arguments.path
     if others:
         message = (

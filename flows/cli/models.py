@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.cli.runs import format_time
 from flows.cli.shared import (
     COMPLETED,
     add_json_argument,
@@ -74,7 +75,7 @@ def _move_lines(move: Mapping[str, Any]) -> list[str]:
     change = f"version {move['before']} → {move['to']}" if move["before"] else f"version {move['to']}"
     by = f"flow run {move['flow_run'][:8]}" if move["by"] == "run" else f"finetune {move['by']}"
     why = f": {move['why']}" if move["why"] else ""
-    start = f"  {move['time'][:16].replace('T', ' ')} UTC  "
+    start = f"  {format_time(move['time'])}  "
     text = f"{change} by {by} of {move['user']} on {move['host']}{why}"
     return wrap(text, terminal_width(), start, " " * len(start))
 
@@ -124,11 +125,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a registered version as a folder for other tools: ONNX for encoders, GGUF and weights of fewer bits for
-    language models, safetensors for every model.
+    """Write a registered version as a folder for other tools.
 
-    An export that was released with the version is downloaded; another one is made, and was not compared with the
-    model.
+    ONNX is for encoders, GGUF and weights of fewer bits are for language models, safetensors for every model. An
+    export that was released with the version is downloaded; another one is made, and was not compared with the model.
     """
     out: Path = arguments.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -151,8 +151,11 @@ def add_dossier_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dossier(arguments: argparse.Namespace) -> int:
-    """Write all that is known of a registered version into one zip file: lineage, card, metrics, verdict, a CycloneDX
-    bill of materials, a Croissant data set and OpenLineage events; and its signature into a file beside it."""
+    """Write all that is known of a registered version into one zip file, and its signature into a file beside it.
+
+    The file has the lineage, card, metrics and verdict, a CycloneDX bill of materials, a Croissant data set and
+    OpenLineage events.
+    """
     if not re.search(r"[/@]", arguments.model):
         message = f"{arguments.model!r} is no version: write NAME/VERSION, such as {arguments.model}/1, or NAME@ALIAS."
         raise UserError.of("option", "NAME/VERSION", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli.main import main, parser
+from flows.cli.main import COMMANDS, main, parser
 from flows.cli.shared import write_json
 from flows.reports.terminal import Quiet
 from tests.flows.forked import code_with_forked_programs
@@ -127,6 +128,13 @@ main.start()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done cleaned up\n", "")
+
+
+def test_the_list_of_commands_has_a_whole_sentence_for_each() -> None:
+    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {one.dest: str(one.help) for one in commands._choices_actions}
+    assert helps.keys() == COMMANDS.keys()
+    assert [name for name, text in helps.items() if not text.endswith(".")] == []
 
 
 @pytest.mark.parametrize("name", ["predict", "drift", "evaluate"])
