@@ -74,11 +74,6 @@ EXPECTED = (UserError, JobFailed, MlflowFailed)
 """Errors whose message is enough: mistakes, and failures of jobs and of MLflow."""
 
 
-def state_of(error: BaseException | None) -> str:
-    """The state of a run that this error ended: completed, failed or interrupted."""
-    return "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
-
-
 def fail(error: BaseException, message: str | None = None) -> State[Any]:
     """Returns the state of a flow that an expected error ended. Raises other errors, which need a traceback."""
     if isinstance(error, JobFailed) and error.failure.traceback:

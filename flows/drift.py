@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +100,7 @@ def announce_drift(version: MonitoredVersion, report: dict[str, Any], inputs: Se
         "look": report["look"],
         "rows": report["rows"],
         "differences": [line["name"] for line in report["comparisons"] if line["verdict"] != "steady"],
-        "estimated_accuracy": json.loads(json.dumps(report["estimated_accuracy"])),
+        "estimated_accuracy": report["estimated_accuracy"],
         "inputs": list(inputs),
         "mlflow_run_id": version.mlflow_run,
         "flow_run_id": str(flow_run.get_id()),

@@ -12,11 +12,11 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 
-from flows.callers import WORKER, Caller, fail, state_of
+from flows.callers import WORKER, Caller, fail
 from flows.naming import flow_run_name
 from flows.pipeline import Finished, pipeline
 from flows.plan import launch_training_early
-from flows.reports.result import build_result, build_verdict_event
+from flows.reports.result import build_result, build_verdict_event, state_of
 from flows.reports.tracked_run import end_tracking, record_lineage, start_tracking
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
@@ -115,7 +115,7 @@ def fine_tune(
     """
     run, remote = str(flow_run.get_id()), open_remote()
     tracking = start_tracking(recipe, run, changes, parent=sweep.run if sweep else None)
-    with early_launches(), in_use(caller.report_removal), closing(tracking) as tracker:
+    with in_use(caller.report_removal), closing(tracking) as tracker:
         untrusted_code.record_code(run, recipe)
         progress = PrefectProgress(lambda: tracker.pages)
         remote.deliver_earlier()

@@ -15,9 +15,9 @@ from training.recipe import Model, Recipe, Sweep, parse
 MAX_LENGTH = 120  # characters; MLflow's database holds 250
 COMMON_PARTS = {"base", "uncased"}
 """Parts of a model's name that tell nothing, because nearly all models have them."""
-NAMED_FIELDS = {
-    *("name", "model", "model.source", "model.path", "model.config", "model.start_from", "training.learning_rate")
-}
+NAMED_FIELDS = frozenset(
+    ("name", "model", "model.source", "model.path", "model.config", "model.start_from", "training.learning_rate")
+)
 """Fields that are part of every name; other overrides are appended."""
 
 

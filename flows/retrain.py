@@ -45,7 +45,7 @@ def run_retrain(
     caller: Caller, recipe: Recipe, overrides: dict[str, Any] | None, reason: str | None
 ) -> dict[str, Any] | State[Any]:
     """Runs the flow `retrain` for a caller."""
-    with events.emit_heartbeats(str(flow_run.get_id())):
+    with events.emit_heartbeats(str(flow_run.get_id())), early_launches():
         return _retrain(caller, parse(recipe.model_dump(exclude_unset=True), overrides), reason)
 
 
@@ -72,9 +72,8 @@ def _retrain(caller: Caller, recipe: Recipe, reason: str | None) -> dict[str, An
     if last is None:
         changes = list_changes(recipe.name, planner.rows)
         logger.info("\n  ".join(["What changed:", *changes]))
-        with early_launches():
-            launch_training_early(recipe, planner, lock)
-            return fine_tune(caller, recipe, changes=changes, extra=extra)
+        launch_training_early(recipe, planner, lock)
+        return fine_tune(caller, recipe, changes=changes, extra=extra)
     result = build_cached_result(recipe, last)
     result |= extra | {"warnings": [*warnings, *result["warnings"]]}
     caller.send(result)

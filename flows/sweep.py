@@ -17,13 +17,14 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from flows.callers import WORKER, Caller, fail, state_of
+from flows.callers import WORKER, Caller, fail
 from flows.finetune import FromSweep, finetune, run_finetune
 from flows.naming import sweep_run_name
 from flows.pipeline import Scored, TrainingInputs, prepare, train_and_score
 from flows.plan import divide_gpus
-from flows.reports.result import list_problems
+from flows.reports.result import list_problems, state_of
 from flows.reports.sweep_table import SweepTerminal, TrialProgress, format_settings, tabulate_trials
+from flows.reports.tracked_run import MLFLOW_STATUS
 from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
@@ -54,7 +55,6 @@ from tasks.tracking.tracker import STUDY_TAG
 from training.problems import UserError, full_disk
 from training.recipe import Recipe, Sweep, parse, parse_sweep
 
-MLFLOW_STATUS = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LOOK_S = 1.0
 """Between two looks at trials that run at once."""
 RESOLVED = (

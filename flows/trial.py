@@ -15,6 +15,7 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from flows.naming import MAX_LENGTH
 from flows.pipeline import Scored, train_and_score
 from flows.reports.sweep_table import format_settings
 from tasks.cache.executor import Executor
@@ -41,7 +42,7 @@ OF_THE_MACHINE = {DISK, NETWORK}
 def trial_name() -> str:
     """Prefect calls this at the start of a trial: `trial 3 · learning_rate 3.1e-05`."""
     parameters = flow_run.get_parameters()
-    return f"trial {parameters['number']} · {format_settings(parameters['settings'])}"[:120]
+    return f"trial {parameters['number']} · {format_settings(parameters['settings'])}"[:MAX_LENGTH]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.shared import INTERRUPTED, exit_code
-from flows.reports.result import build_result
+from flows.reports.result import build_result, state_of
 from flows.reports.tables import problem_line
 from flows.reports.terminal import Quiet, Terminal, open_terminal
 from tasks.cache.results import Lock
@@ -118,8 +118,7 @@ def call_in_this_process(
             state.result()  # raises the error of a flow that failed outside its stages
     except BaseException as error:  # the result contains the error if the flow got as far as its stages
         if terminal.result is None:
-            ending = "failed" if isinstance(error, Exception) else "interrupted"
-            return build_failure(ending, full_disk(home(), error) or error, where)
+            return build_failure(state_of(error), full_disk(home(), error) or error, where)
     finally:
         terminal.close()
     assert terminal.result is not None  # the flow's last act

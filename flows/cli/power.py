@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, add_recipe_arguments, load_recipe, write_json
+from flows.cli.shared import COMPLETED, add_json_argument, add_recipe_arguments, load_recipe, positive, write_json
 from flows.pipeline import prepare
 from flows.reports.tables import align
 from tasks.cache.planner import Planner
@@ -34,7 +34,7 @@ GAINS = (0.005, 0.01, 0.02, 0.03, 0.05)
 
 def add_power_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser)
-    parser.add_argument("--rows", metavar="N", type=_positive, help="rows of the judged split (default: those stored)")
+    parser.add_argument("--rows", metavar="N", type=positive, help="rows of the judged split (default: those stored)")
     parser.add_argument(
         "--differing",
         metavar="SHARE",
@@ -45,7 +45,7 @@ def add_power_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--comparison",
         metavar="K",
-        type=_positive,
+        type=positive,
         help="with release.gate.control: all, the number of the comparison (default: the next one on these rows)",
     )
     parser.add_argument(
@@ -126,12 +126,6 @@ def _round_up(number: int) -> int:
     """The next number with two digits and zeros."""
     unit = 10 ** max(0, len(str(number)) - 2)
     return -(-number // unit) * unit
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
 
 
 def _share(text: str) -> float:

@@ -109,10 +109,10 @@ def _title(record: Mapping[str, Any]) -> str:
 def _overview(record: Mapping[str, Any]) -> Facts:
     run, verdict, version = record["run"], record["verdict"], record["version"]
     if registered := record.get("registered"):
-        yield "registered", _format_time(registered["registered"])
+        yield "registered", format_time(registered["registered"])
     elif version:
         yield "registered", f"{version['name']} version {version['version']}"
-    yield "run", f"{run['state']}, began {_format_time(run['began'])}, recorded {_format_time(run['written'])}"
+    yield "run", f"{run['state']}, began {format_time(run['began'])}, recorded {format_time(run['written'])}"
     yield "flow run", run["flow_run_id"]
     yield "MLflow run", run["mlflow_run_id"] or "unknown"
     for name, file in (record["model"] or {"files": {}})["files"].items():
@@ -146,12 +146,12 @@ def _later(record: Mapping[str, Any]) -> Facts:
     for entry in record["registered"]["evaluations"]:
         values = ", ".join(f"{name} {format_score(score)}" for name, score in entry["metrics"].items())
         below = f"; outside of the gate's bounds: {', '.join(entry['below'])}" if entry["below"] else ""
-        yield f"evaluation {entry['number']}", f"{_format_time(entry['time'])}, {entry['rows']:,} rows: {values}{below}"
+        yield f"evaluation {entry['number']}", f"{format_time(entry['time'])}, {entry['rows']:,} rows: {values}{below}"
     if drift := record["registered"]["drift"]:
         differences = f" in {', '.join(drift['differences'])}" if drift["differences"] else ""
         yield (
             "last drift",
-            f"{_format_time(drift['time'])}, {drift['rows']['new']:,} rows: {drift['verdict']}{differences}",
+            f"{format_time(drift['time'])}, {drift['rows']['new']:,} rows: {drift['verdict']}{differences}",
         )
 
 
@@ -264,6 +264,6 @@ def _stages(record: Mapping[str, Any]) -> list[list[str]]:
     return table
 
 
-def _format_time(time: str | None) -> str:
+def format_time(time: str | None) -> str:
     """`2026-11-21 19:40 UTC`"""
     return f"{time[:16].replace('T', ' ')} UTC" if time else "unknown"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from flows.cli.shared import COMPLETED, add_json_argument, add_version_arguments, write_json
 from flows.reports.tables import terminal_width, wrap
@@ -40,10 +39,7 @@ def search(arguments: argparse.Namespace) -> int:
     query = embed_query(model, arguments.texts[0])
     found = search_files(model, query, files, arguments.top)
     for hit in found:
-        row: dict[str, Any] = {
-            name: value for name, value in hit.row.items() if name not in ("input_file", "input_row")
-        }
-        texts = "  ".join(str(value) for value in row.values())
+        texts = "  ".join(str(value) for name, value in hit.row.items() if name not in ("input_file", "input_row"))
         place = f"{hit.row['input_file']}, row {hit.row['input_row']}"
         print(*wrap(f"{hit.similarity:.4f}  {texts}", terminal_width(), "", "        "), f"        {place}", sep="\n")
     write_json(arguments.json, [{"similarity": hit.similarity, **hit.row} for hit in found])

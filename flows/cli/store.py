@@ -108,7 +108,6 @@ def _show_shared() -> None:
 
 
 def _execute_shared(arguments: argparse.Namespace) -> int:
-
     days = arguments.days or DAYS
     store = Maintenance.of_environment(lambda: find_shared_needs(days))
     if tracking_is_local():

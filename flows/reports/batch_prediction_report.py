@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.batch_plan import PreparedBatch
+from flows.reports.result import list_problems, state_of
 from tasks.cache.stage import Listener, Row
-from tasks.jobs.launch import JobFailed
 from tasks.prediction.input_rows import MAX_REASONS
 from tasks.reports.formatting import format_count
 from tasks.reports.model_reports import describe_drift
 from training.jobs.protocol import Event
-from training.problems import UserError
 
 STAGE = "predict"
 
@@ -63,15 +62,14 @@ def build_result(
     review: int | None = None,
 ) -> dict[str, Any]:
     """The result of a run, plain JSON. `review`: the rows for a person."""
-    state = "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
     return {
-        "state": state,
+        "state": state_of(error),
         "flow_run_id": run,
         "output": prepared.prediction.output if prepared else None,
         "counts": count(prepared, review) if prepared else None,
         "drift": None,
         "seconds": round(time.time() - began_s, 1),
-        "problems": _list_problems(error),
+        "problems": list_problems(error, STAGE),
         "warnings": [],
     }
 
@@ -94,7 +92,8 @@ def count(prepared: PreparedBatch, review: int | None = None) -> dict[str, Any]:
 
 
 def describe(result: Mapping[str, Any]) -> list[str]:
-    """`8,192 rows in 2 files, predicted by demo version 1, of which 4,096 are new: answers`, and the errors."""
+    """`8,192 rows in 2 files, predicted by demo version 1, 4,096 of them now: answers`, and lines for the rows for a
+    person, the errors and the drift."""
     counts = result["counts"]
     files = format_count(counts["files"], "file")
     rows, version = format_count(counts["rows"], "row"), f"{counts['model']} version {counts['version']}"
@@ -123,12 +122,3 @@ def describe_errors(errors: Mapping[str, int]) -> list[str]:
     reasons = [f"{reason}: {format_count(number, 'row')}" for reason, number in [*errors.items()][:MAX_REASONS]]
     more = [f"{len(errors) - len(reasons)} further reasons"] if len(errors) > len(reasons) else []
     return [f"Without a prediction: {format_count(sum(errors.values()), 'row')} ({'; '.join([*reasons, *more])})"]
-
-
-def _list_problems(error: BaseException | None) -> list[dict[str, Any]]:
-    if error is None:
-        return []
-    if isinstance(error, UserError):
-        return [problem.model_dump() for problem in error.problems]
-    kind = error.failure.kind if isinstance(error, JobFailed) else "internal"
-    return [{"kind": kind, "where": STAGE, "message": str(error) or type(error).__name__}]

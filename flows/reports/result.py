@@ -64,6 +64,11 @@ def build_result(
     }
 
 
+def state_of(error: BaseException | None) -> str:
+    """The state of a run that this error ended: completed, failed or interrupted."""
+    return "completed" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+
+
 def list_problems(error: BaseException | None, where: str) -> list[dict[str, Any]]:
     """Lists the problems behind the error that ended a run, as JSON values. `where`: the place of other errors."""
     if error is None:
