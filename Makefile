@@ -1,9 +1,9 @@
 # make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
-# make drill: the tests that take minutes each; then kill runs at random instants and compare what comes of them.
+# make drill: the tests that take minutes each; then kill runs at random instants and compare their results.
 # make simulate: the code of stores, locks and leases in a simulated world, where machines fail; SIMULATE="--mutations"
 # plants mistakes that it must find.
-# make matrix: every engine and kind with every strategy: trains, goes on after kills, exports, answers; the README's
-# tables are renewed.
+# make matrix: every engine and task type with every strategy: trains, resumes after kills, exports, predicts; renews
+# docs/evidence/matrix.md.
 # make ui: record the tutorial's run in a terminal; run the demo through real servers, look at it in a Chromium of the
 # system, and take pictures of it for the documentation.
 # make team: PostgreSQL, a bucket, Prefect and MLflow with passwords and two workers; one burns down while it trains.
@@ -63,7 +63,7 @@ ui: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 
-# With the words of BENCH as arguments: make bench BENCH="--only step kill"
+# make bench BENCH="--only step kill"
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.benchmarks $(BENCH)
 

@@ -58,6 +58,9 @@ def plan(arguments: argparse.Namespace) -> int:
     Downloads nothing but artifacts of the shared store.
     """
     if arguments.sweep or _has_only_sweeps(arguments.file):
+        if arguments.show_launch:
+            message = "is for the training of a run, and a sweep has several: leave it out."
+            raise UserError.of("option", "--show-launch", message)
         return _show_sweep(arguments)
     recipe = load_recipe(arguments)
     remote, terminal = open_remote(), Terminal()

@@ -66,6 +66,9 @@ def store(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "--days", "needs --shared: add it, or leave this option out.")
     if arguments.days is not None and arguments.days < 1:
         raise UserError.of("option", "--days", f"{arguments.days} is too few: at least 1 day is kept.")
+    if arguments.give_up and arguments.shared:
+        message = "is for runs of this home: leave it out, or --shared."
+        raise UserError.of("option", "--give-up", message)
     if arguments.shared:
         return _execute_shared(arguments)
     if not home_path().exists():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from flows.cli.main import main
 from flows.pipeline import pipeline
@@ -24,6 +25,7 @@ from tasks.stages.preflight import training_estimate
 from tests.flows.forked import code_with_forked_programs
 from tests.flows.small import FinishedRun, command, environment, write_project
 from tests.fork_server import NEW_PYTHON
+from tests.task_types import recipe_of, write_rows
 from training.jobs.protocol import Outcome
 from training.recipe import load, parse_set
 
@@ -313,3 +315,18 @@ def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun,
     module.write_text(module.read_text() + "\nCHANGED = True\n")
     reasons = plan_from(moved, finished)
     assert reasons == {"tokenize": "training/tokenization/encoder.py changed"}
+
+
+def test_trials_of_images_share_their_processing_and_have_no_single_launch(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = recipe_of("image-classification", write_rows("image-classification", tmp_path / "rows"))
+    sweep = {"space": {"training.learning_rate": {"log": [1e-4, 1e-3]}}, "trials": 2}
+    entry = {"name": "a", "entrypoint": "flows.sweep:sweep", "parameters": {"recipe": recipe, "sweep": sweep}}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump({"deployments": [entry]}))
+    assert main(["plan", str(file)]) == 0
+    shared = "All trials share resolve, load_data, load_model, process_images; they differ in training.learning_rate."
+    assert shared in capsys.readouterr().out
+    assert main(["plan", str(file), "--show-launch"]) == 2
+    assert capsys.readouterr().err.startswith("--show-launch: is for the training of a run, and a sweep has several")

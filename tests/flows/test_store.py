@@ -186,6 +186,7 @@ def test_a_home_that_knows_only_its_own_runs_removes_nothing_from_the_shared_sto
     ("arguments", "shown"),
     [
         (["--shared"], "FINETUNE_STORE: is not set: name the shared store, such as s3://bucket/prefix."),
+        (["--shared", "--give-up", "52e9"], "--give-up: is for runs of this home: leave it out, or --shared."),
         (["--days", "3"], "--days: needs --shared: add it, or leave this option out."),
         (["--shared", "--days", "0"], "--days: 0 is too few: at least 1 day is kept."),
     ],
