@@ -3,6 +3,7 @@ start."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from tasks.jobs.launch import require_finished, run_job
 from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
 from training import task_types
-from training.data.arrow_columns import as_json, from_json, texts_as_json
+from training.data.arrow_columns import from_json, texts_as_json
 from training.data.casting import Values, to_batch
 from training.data.images import UnusableImage, examine, read_file
 from training.data.row_dicts import BOOLEANS
@@ -125,47 +126,39 @@ def _parse_values(row: Sequence[str], forms: Mapping[str, Form], may_be_empty: C
             given.append(_parse_value(value, form))
         except ValueError as expected:
             raise UserError.of("option", "TEXT", f"{value!r:.60} is given, where {expected} belongs.") from expected
-        if given[-1] is None and name not in may_be_empty:
-            raise UserError.of("option", "TEXT", "is empty: there is nothing to predict.")
-    return _complete_values(given, forms)
+        if given[-1] is None:
+            if name not in may_be_empty:
+                raise UserError.of("option", "TEXT", "is empty: there is nothing to predict.")
+            given[-1] = {"text": "", "texts": []}.get(form)
+    return tuple(given)
 
 
-def _complete_values(values: Sequence[Any], columns: Mapping[str, Form]) -> Values:
-    """A row's values as they are stored, with empty texts and lists for missing ones."""
-    nothing: dict[str, Any] = {"text": "", "texts": []}
-    return tuple(
-        nothing.get(form) if value is None else value for value, form in zip(values, columns.values(), strict=True)
-    )
-
-
-def _parse_value(value: Any, form: Form) -> Any:
+def _parse_value(value: str, form: Form) -> Any:
     """A value of that form as it is stored; nested ones are parsed from JSON. None for a missing value.
 
     Raises ValueError for any other value, with the description of a right one.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if not value.strip():
         return None
     if form == "text":
-        if _is_text(value):
-            return value
-        raise ValueError("a text")
-    if form == "image":
-        return _read_image(str(value))
-    if form == "number":
         try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
+            value.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8
+            raise ValueError("a text") from None
+        return value
+    if form == "image":
+        return _read_image(value)
+    if form == "number":
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(value)):
+                return number
         raise ValueError("a number")
     if form == "boolean":
-        known = BOOLEANS.get(value.strip().lower() if isinstance(value, str) else str(value).lower())
-        if known is not None:
+        if (known := BOOLEANS.get(value.strip().lower())) is not None:
             return known
         raise ValueError("true or false")
     try:
-        cell = pa.array([value if isinstance(value, str) else as_json(value)])
+        cell = pa.array([value])
         column, wrong = from_json(texts_as_json(cell) if form == "content" else cell, "", form)
     except (TypeError, ValueError, RecursionError):
         wrong = {0: ("", "", "")}
@@ -184,13 +177,6 @@ def _read_image(path: str) -> str:
     if problem := examine(image).problem:
         raise ValueError(f"the path of an image (it {problem})")
     return image
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
-        return False
 
 
 def _check_rows(task_type: TaskType, columns: Mapping[str, str], rows: Sequence[Values]) -> None:
