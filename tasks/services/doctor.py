@@ -203,8 +203,6 @@ def _check_home() -> Finding:
         home()
     except UserError as error:
         return Finding("problem", "home", *error.problems[0].message.rsplit(": ", 1))
-    if not os.access(place, os.W_OK | os.X_OK):
-        return Finding("problem", "home", f"{place} is not writable", f"chmod u+wx {place}, or name another folder")
     taken = [lock.stem for folder in ("locks", "services") for lock in (place / folder).glob("*.lock") if is_held(lock)]
     use = f"; in use: {', '.join(sorted(taken))}" if taken else "; no lock is held"
     return Finding("ok", "home", f"{place}, mode {place.stat().st_mode & 0o777:o}{use}")
