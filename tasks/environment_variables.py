@@ -236,7 +236,7 @@ def base_environment(*patterns: str) -> dict[str, str]:
     return _base() | passed([*named, *patterns])
 
 
-def server_environment(own: Iterable[str] = ()) -> dict[str, str]:
+def server_environment(own: Iterable[str]) -> dict[str, str]:
     """The environment of a server, with the variables that fit the patterns `own`."""
     return {name: value for name, value in (_base() | passed(own)).items() if name not in NOT_OF_SERVER}
 

@@ -260,7 +260,7 @@ def values_of(fields: Fields) -> dict[str, Any]:
     return recipe
 
 
-def as_yaml(fields: Fields, header: Sequence[str] = ()) -> str:
+def as_yaml(fields: Fields, header: Sequence[str]) -> str:
     """The deployment file with these fields; a guess has a comment with its reason and the second-best value.
 
     Names of files and columns, labels and values may be anybody's: in comments they are visible, on one line.

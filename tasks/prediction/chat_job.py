@@ -54,7 +54,7 @@ def can_talk(task: str) -> bool:
 
 
 @contextmanager
-def open_chat(model: ModelSpec, system: str = "") -> Iterator[Chat]:
+def open_chat(model: ModelSpec, system: str) -> Iterator[Chat]:
     """A conversation, whose program runs until the end of the block.
 
     Args:

@@ -50,8 +50,7 @@ class ShardPredictor:
         batch_size: rows in one forward pass.
         shard_rows: rows of a shard.
         shards: those to predict, in the order in which they will be needed.
-        listener: follows the progress of `stage`, in rows.
-        stage: the name of the progress.
+        listener: follows the progress of the stage `predict`, in rows.
         processes: the number of programs at once, among which the GPUs are divided; auto: as many as there are GPUs.
         engine: where the programs run.
     """
@@ -63,14 +62,13 @@ class ShardPredictor:
         shard_rows: int,
         shards: Sequence[Shard],
         listener: Listener,
-        stage: str = "predict",
         processes: int | Literal["auto"] = "auto",
         engine: Engine = LOCAL,
     ) -> None:
         gpus = visible_gpus()
         count = max(1, min(len(gpus) or 1 if processes == "auto" else processes, len(shards)))
         total = sum(shard.usable for shard in shards)
-        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
+        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), "predict")
         self._model = model
 
         def report() -> None:
@@ -82,7 +80,6 @@ class ShardPredictor:
                 shards[number::count],
                 self._find_folders,
                 listener,
-                stage,
                 report,
             )
             for number in range(count)
@@ -143,7 +140,6 @@ class _Program:
         shards: those to predict, in the order in which they will be needed.
         find_folders: the folders of the model.
         listener: receives its warnings.
-        stage: the name of its events.
         report: called when more rows are predicted.
     """
 
@@ -153,13 +149,12 @@ class _Program:
         shards: Sequence[Shard],
         find_folders: Callable[[], Mapping[str, Path]],
         listener: Listener,
-        stage: str,
         report: Callable[[], None],
     ) -> None:
         self._options, self._find_folders, self._report = options, find_folders, report
         self._waiting = {shard.digest: shard for shard in shards}
         """The shards that are not predicted yet."""
-        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), stage)
+        self._work = Work(f"predict-{uuid.uuid4().hex[:12]}", Path(os.devnull), "", (listener,), "predict")
         self._events = EventReader(self._work.job / EVENTS, self._read)
         self.done: dict[str, ShardResult] = {}
         """The predicted shards, by digest."""

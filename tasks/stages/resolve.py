@@ -364,7 +364,7 @@ def pin_model_folder(folder: Path, *, images: bool = False) -> dict[str, PinnedF
     return dict(zip(names, _pin_files(paths), strict=True))
 
 
-def _require_whole(folder: Path, *, images: bool = False) -> None:
+def _require_whole(folder: Path, *, images: bool) -> None:
     """Raises UserError for a local model that lacks files, or has damaged weights."""
     require_model_folder(folder, images=images)
     read_shapes({path.name: path for path in folder.iterdir()})

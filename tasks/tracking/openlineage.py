@@ -148,9 +148,9 @@ class _Client(OpenLineageClient):
         return transport
 
 
-def build_events(record: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Iterator[RunEvent]:
+def build_events(record: Mapping[str, Any]) -> Iterator[RunEvent]:
     """The events of an ended run from its lineage record, in order. Raises KeyError for a record without a run."""
-    events, run = _RunEvents(record, namespace, None), record["run"]
+    events, run = _RunEvents(record, DEFAULT_NAMESPACE, None), record["run"]
     yield events.of_run(RunState.START, run.get("began") or run["written"])
     for stage in record.get("stages") or []:
         ended = datetime.fromisoformat(stage.get("ended") or run["written"])
