@@ -8,8 +8,9 @@ from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication
 from tasks.cache.stage import Builder
 from tasks.jobs import fork_client
 from tasks.jobs.parallel_calls import Slots
+from tasks.registry.comparisons import counts_comparisons
 from tasks.stages.calibrate import CalibrateArtifact, calibrate
-from tasks.stages.compare import compare, count_comparison, counts_comparisons, find_champion, has_opponent
+from tasks.stages.compare import compare, count_comparison, find_champion, has_opponent
 from tasks.stages.exports import CompareExportsArtifact, compare_exports, export, wants_exports
 from tasks.stages.fit import FitArtifact, engine_for, fit, fit_fold
 from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require_gpus

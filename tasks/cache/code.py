@@ -31,13 +31,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import FileFinder, ModuleSpec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipimport import zipimporter
 
 from tasks.cache.digests import Digests
 from tasks.home import home_path
 from training.jobs.search_path import LIBRARIES, OWN_PACKAGES, PROJECT, find_module, search_path
 from training.problems import Problem, UserError
+
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
 OUTSIDE = (
     # Start, display, storage and release of a run.
@@ -139,6 +142,12 @@ def code_behind(roots: Iterable[str], outside: Sequence[str] = ()) -> Code:
 def code_digests(roots: Iterable[str]) -> dict[str, str]:
     """The digests of `code_behind`."""
     return code_behind(roots).digests
+
+
+def metrics_code(recipe: Recipe, names: Iterable[str]) -> dict[str, str]:
+    """These metrics by the fields of the recipe that name them, for `users_code`."""
+    fields = {name: f"evaluation.metrics[{index}]" for index, name in enumerate(recipe.evaluation.metrics)}
+    return {fields.get(name, "release.gate.compare"): name for name in names}
 
 
 def users_code(named: Mapping[str, str]) -> tuple[list[str], list[str]]:

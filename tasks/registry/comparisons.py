@@ -23,10 +23,13 @@ from tasks.registry.versions import find_model
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.duplicates import Hashes, hash_rows
 from training.data.ipc_files import ipc_reader
+from training.evaluation.significance import alpha_spent
 from training.recipe.source_columns import StoredColumn
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from training.recipe import Recipe
 
 COMPARISON_TAG = "finetune.comparison."
 JUDGED_ROWS_TAG = "finetune.judged_rows."
@@ -73,6 +76,16 @@ class JudgedRows:
         places = np.searchsorted(self.hashes, others)
         inside = places < len(self.hashes)
         return bool((self.hashes[places[inside]] == others[inside]).any())
+
+
+def counts_comparisons(recipe: Recipe) -> bool:
+    """Whether all comparisons on the same rows share one error level. Without a registry nothing is promoted."""
+    return recipe.release.gate.control == "all" and recipe.release.registry is not None
+
+
+def confidence_of_number(number: int, confidence: float) -> float:
+    """The confidence that the comparison of this number needs, so that all comparisons together have `confidence`."""
+    return 1 - alpha_spent(number, 1 - confidence)
 
 
 def number_comparison(name: str, digest: str, pair: str, rows: JudgedRows | None = None) -> int:

@@ -6,18 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.cache.code import code_behind, library_versions, users_code
+from tasks.cache.code import code_behind, library_versions, metrics_code, users_code
 from tasks.cache.digests import digest_of
 from tasks.cache.results import Artifact, Champion, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.registry.champions import find_current
-from tasks.registry.comparisons import JudgedRows, number_comparison
+from tasks.registry.comparisons import JudgedRows, confidence_of_number, number_comparison
 from training import task_types
 from training.data.ipc_files import CORPUS, groups_file
 from training.evaluation.scores import Comparison
-from training.evaluation.significance import alpha_spent
 from training.programs.compare import CompareSettings
 from training.programs.predict import PredictResult
 from training.programs.predict_champion import PredictChampionResult
@@ -25,6 +24,9 @@ from training.recipe import Recipe
 from training.recipe.fields import answered_prompts
 from training.recipe.rules.column_rules import source_columns
 from training.recipe.tables.metrics import WIN_RATE, entries, metric_libraries
+
+SHOWN_LABELS = 10
+"""Labels that a warning names."""
 
 
 def champion_inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inputs:
@@ -51,11 +53,6 @@ def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifac
 def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
     """Whether there is a champion or a baseline to compare the model with."""
     return champion is not None or (recipe.release.gate.baseline and task_types.has_baseline(recipe.task))
-
-
-def counts_comparisons(recipe: Recipe) -> bool:
-    """Whether all comparisons on the same rows share one error level. Without a registry nothing is promoted."""
-    return recipe.release.gate.control == "all" and recipe.release.registry is not None
 
 
 def count_inputs(
@@ -86,7 +83,7 @@ def count_comparison(
     rows = JudgedRows(data.path / file, source_columns(recipe).inputs)
     pair = digest_of(_describe_test(recipe, data, predictions, opponent))
     number = number_comparison(name, data.parts[file], pair, rows)
-    return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - gate.confidence))
+    return NumberedComparison(comparison=number, confidence=confidence_of_number(number, gate.confidence))
 
 
 def _describe_test(recipe: Recipe, data: Artifact, predictions: Artifact, opponent: Artifact | None) -> dict[str, Any]:
@@ -109,7 +106,7 @@ def _describe_test(recipe: Recipe, data: Artifact, predictions: Artifact, oppone
 def _user_code(recipe: Recipe) -> dict[str, str]:
     """The user code of a comparison, by recipe field."""
     judge = {"evaluation.judge": recipe.evaluation.judge} if recipe.compared_by == WIN_RATE else {}
-    metrics = {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.compared_metrics)}
+    metrics = metrics_code(recipe, recipe.compared_metrics)
     return task_types.user_code(recipe.task) | metrics | {field: str(name) for field, name in judge.items()}
 
 
@@ -196,7 +193,7 @@ def _label_warnings(champion: Champion, predicted: PredictChampionResult) -> Ite
         yield f"{champion} also knows {_list_labels(dropped)}, which no row has today: it errs by predicting them."
 
 
-def _list_labels(labels: list[str], most: int = 10) -> str:
+def _list_labels(labels: list[str]) -> str:
     """`the labels a, b and 3 more`"""
-    more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
-    return f"the label{'s' if len(labels) > 1 else ''} {', '.join(labels[:most])}{more}"
+    more = f" and {len(labels) - SHOWN_LABELS:,} more" if len(labels) > SHOWN_LABELS else ""
+    return f"the label{'s' if len(labels) > 1 else ''} {', '.join(labels[:SHOWN_LABELS])}{more}"

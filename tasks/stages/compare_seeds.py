@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tasks.cache.code import metrics_code
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, stage
 from training import task_types
@@ -69,8 +70,7 @@ def compare_seeds(
         },
         tables={"table": entries(metrics)},
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
-        users_code=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        users_code=task_types.user_code(recipe.task) | metrics_code(recipe, metrics),
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", *metric_libraries(metrics)),
         field_names={"metrics": "evaluation.metrics", "figure": "sweep.metric"},
     )

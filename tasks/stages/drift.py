@@ -12,12 +12,11 @@ from tasks.cache.results import Artifact, NumberedComparison
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, stage, whole
-from tasks.registry.comparisons import number_comparison
+from tasks.registry.comparisons import confidence_of_number, number_comparison
 from tasks.registry.monitored_versions import MonitoredVersion
 from tasks.registry.versions import DRIFT_TAG, PROFILE_TAG
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.file_systems import name_of
-from training.evaluation.significance import alpha_spent
 from training.programs.drift import DriftResult, DriftSettings, InputRows
 from training.programs.observe import ObserveResult
 from training.recipe.fields import Drift
@@ -52,7 +51,7 @@ def count_look(
         return None
     looks = digest_of({"drift": str(version.champion), "model": version.champion.model})
     number = number_comparison(version.champion.name, looks, digest_of([profile.digest, observed.digest]))
-    return NumberedComparison(comparison=number, confidence=1 - alpha_spent(number, 1 - section.confidence))
+    return NumberedComparison(comparison=number, confidence=confidence_of_number(number, section.confidence))
 
 
 @stage(DriftResult)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from tasks.cache.code import metrics_code
 from tasks.cache.results import Artifact, Lock, Verdict
 from tasks.cache.stage import Work
 from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
@@ -106,8 +107,7 @@ def compare_exports(
             *task_types.code_modules(recipe.task),
             *task_types.metric_modules(recipe.task, named),
         ],
-        users_code=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(named)},
+        users_code=task_types.user_code(recipe.task) | metrics_code(recipe, named),
         libraries=(
             *LIBRARIES,
             *libraries_of(recipe.release.exports),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.cache.code import figures_code
+from tasks.cache.code import figures_code, metrics_code
 from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.home import signing_key
@@ -273,7 +273,7 @@ def _user_code(recipe: Recipe) -> dict[str, str]:
     }
     named |= {f"training.callbacks[{index}]": name for index, name in enumerate(training.callbacks)}
     if _deciding_metrics(recipe):
-        named |= {f"evaluation.metrics[{index}]": name for index, name in enumerate(recipe.evaluation.metrics)}
+        named |= metrics_code(recipe, recipe.evaluation.metrics)
     return named
 
 

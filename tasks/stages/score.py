@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.cache.code import metrics_code
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.registry.versions import LONGEST_TAG
@@ -223,8 +224,7 @@ def score(recipe: Recipe, data: Artifact, tokens: Artifact, trained: Artifact, p
         },
         tables={"table": entries(metrics)},
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, metrics)],
-        users_code=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        users_code=task_types.user_code(recipe.task) | metrics_code(recipe, metrics),
         libraries=("evaluate", "scikit-learn", "scipy", "numpy", "matplotlib", *metric_libraries(metrics)),
         field_names={"metrics": "evaluation.metrics", "slices": "evaluation.slices", "splits": "evaluation.splits"},
     )

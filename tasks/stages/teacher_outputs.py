@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.cache.code import figures_code
+from tasks.cache.code import figures_code, metrics_code
 from tasks.cache.input_files import copy_pinned, unchanged
-from tasks.cache.results import Artifact, Lock, PinnedFile
+from tasks.cache.results import Artifact, Lock, PinnedFile, label_names
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
@@ -22,6 +21,7 @@ from tasks.tracking.connection import MlflowFailed
 from training import task_types
 from training.data.ipc_files import CORPUS, groups_file
 from training.data.prediction_rows import format_of
+from training.data.readers import SPLITS
 from training.data.unlabelled import FIELD as UNLABELLED
 from training.data.unlabelled import UnlabelledResult
 from training.data.unlabelled import load_unlabelled as read_unlabelled
@@ -79,7 +79,7 @@ def load_unlabelled(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
             compares_nearly=recipe.data.checks.get("near_duplicates", "ignore") != "ignore",
             files=lock.unlabelled,
         ),
-        reads={"data": files_of(data, [f"{split}.arrow" for split in ("train", "validation", "test")])},
+        reads={"data": files_of(data, [f"{split}.arrow" for split in SPLITS])},
         content={"files": [pin.sha256 for pin in lock.unlabelled]},
         tables={"rows": {"options": options}},
         code=["training.data.unlabelled", *(one.reader.partition(":")[0] for one in sources), *code],
@@ -267,8 +267,7 @@ def compare_teacher(
         },
         tables={"table": entries({recipe.compared_by, *metrics, *shown})},
         code=[*task_types.code_modules(recipe.task), *task_types.metric_modules(recipe.task, [*metrics, *shown])],
-        users_code=task_types.user_code(recipe.task)
-        | {f"evaluation.metrics[{index}]": name for index, name in enumerate(metrics)},
+        users_code=task_types.user_code(recipe.task) | metrics_code(recipe, metrics),
         libraries=("torch", "transformers", "tokenizers", "evaluate", "numpy", "pyarrow", "scikit-learn", "scipy"),
         field_names={
             **_field_names(recipe, lock),
@@ -368,7 +367,7 @@ def require_labels(recipe: Recipe, lock: Lock, data: Any) -> None:
     """
     if recipe.training.teacher is None or not isinstance(data, Artifact):
         return
-    labels = json.loads((data.path / "labels.json").read_text())
+    labels = label_names(data)
     if not labels or task_types.class_of(recipe.task).teacher_outputs == "vectors":
         return
     if (config := _config(lock)) is None:

@@ -13,14 +13,13 @@ from pydantic import ValidationError
 
 from tasks.cache.history import History
 from tasks.cache.results import Artifact, Comparison
-from tasks.registry.comparisons import JudgedRows, expect_number
+from tasks.registry.comparisons import JudgedRows, confidence_of_number, counts_comparisons, expect_number
 from tasks.tracking.connection import has_database
 from training import task_types
 from training.data.ipc_files import ipc_reader
 from training.evaluation.group_tests import Clusters, groups_for_gain, groups_for_share
 from training.evaluation.row_groups import Groups
 from training.evaluation.significance import (
-    alpha_spent,
     find_detectable_gain,
     find_needed_rows,
     promotion_chance,
@@ -93,19 +92,19 @@ def has_groups(recipe: Recipe) -> bool:
 
 def expect_comparison(recipe: Recipe, data: Artifact | None) -> int | None:
     """The number of the next comparison on these rows; None if each comparison has its own error level."""
-    if recipe.release.gate.control == "each" or recipe.release.registry is None:
+    if not counts_comparisons(recipe):
         return None
     if data is None or not has_database():
         return 1
     file = f"{recipe.judged_split}.arrow"
     rows = JudgedRows(data.path / file, source_columns(recipe).inputs)
-    return expect_number(recipe.release.registry, data.parts[file], rows)
+    return expect_number(str(recipe.release.registry), data.parts[file], rows)
 
 
 def confidence_of(recipe: Recipe, comparison: int | None) -> float:
     """The confidence of the comparison with this number."""
     confidence = recipe.release.gate.confidence
-    return confidence if comparison is None else 1 - alpha_spent(comparison, 1 - confidence)
+    return confidence if comparison is None else confidence_of_number(comparison, confidence)
 
 
 def last_comparison(recipe: Recipe) -> Comparison | None:
