@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, cast
 
@@ -217,8 +217,9 @@ class Lock(BaseModel):
         )
         return list(self.data_sets.values()) or [only]
 
-    def by_section(self, data: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], PinnedRows]]:
-        """The sets with the sections that name them, of the field `data` of a recipe as JSON values."""
+    def by_section(self, data: dict[str, Any]) -> list[tuple[dict[str, Any], PinnedRows]]:
+        """The sets with the sections that name them, of the field `data` of a recipe as JSON values. Without a lock, a
+        mixture has none."""
         return list(zip(data.get("mix") or [data], self.sets, strict=False))
 
     @property

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from tasks.cache import store
 from tasks.cache.code import git_commit
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Lock, Name, Promotion, Publication, Verdict, Version
+from tasks.cache.results import Artifact, Lock, Name, Promotion, Publication, Verdict, Version, label_names
 from tasks.cache.stage import Row
 from tasks.home import home, without_credentials
 from tasks.registry.versions import (
@@ -196,23 +196,12 @@ def save_record(record: Mapping[str, Any]) -> str:
 def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """All fields of the recipe, with names resolved to commits, paths made absolute, and numbers for `auto`."""
     values = recipe.model_dump(mode="json")
-    if lock.model_hub is not None:
-        values["model"]["revision"] = lock.model_hub.commit
-    for section, pinned in zip(values["data"]["mix"] or [values["data"]], lock.sets, strict=False):
-        if pinned.hub is not None:
-            section["revision"] = pinned.hub.commit
+    resolve_names(values, lock)
+    for section, pinned in lock.by_section(values["data"]):
         if pinned.files and not is_url(section["path"]):
             section["path"] = _absolute(section["path"])
             # Each file by its name: the folder may have got more files since.
             section["splits"] = {s: [glob.escape(f.path) for f in files] for s, files in pinned.files.items()}
-    if lock.model_version is not None:
-        values["model"]["path"] = str(lock.model_version)
-    if lock.negatives_version is not None:
-        values["data"]["negatives"]["path"] = str(lock.negatives_version)
-    if lock.teacher_version is not None:
-        values["training"]["teacher"]["path"] = str(lock.teacher_version)
-    if lock.teacher_hub is not None:
-        values["training"]["teacher"]["revision"] = lock.teacher_hub.commit
     if lock.model_files and recipe.model.path and recipe.model.source == "folder":
         values["model"]["path"] = _absolute(recipe.model.path)
     if lock.teacher_files and recipe.training.teacher is not None:
@@ -223,8 +212,27 @@ def resolve_fields(recipe: Recipe, lock: Lock) -> dict[str, Any]:
         values["data"]["corrections"] = lock.corrections.path
     if recipe.model.chat_template:
         values["model"]["chat_template"] = _absolute(recipe.model.chat_template)
-    values["compute"] |= {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
     return values
+
+
+def resolve_names(values: dict[str, Any], lock: Lock) -> None:
+    """Puts the lock's commits, versions and numbers in place of names and of `auto` in the fields of a recipe, which
+    may lack those with defaults."""
+    if lock.model_hub is not None:
+        values["model"]["revision"] = lock.model_hub.commit
+    for section, pinned in lock.by_section(values["data"]):
+        if pinned.hub is not None:
+            section["revision"] = pinned.hub.commit
+    if lock.model_version is not None:
+        values["model"]["path"] = str(lock.model_version)
+    if lock.negatives_version is not None:
+        values["data"]["negatives"]["path"] = str(lock.negatives_version)
+    if lock.teacher_version is not None:
+        values["training"]["teacher"]["path"] = str(lock.teacher_version)
+    if lock.teacher_hub is not None:
+        values["training"]["teacher"]["revision"] = lock.teacher_hub.commit
+    numbers = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
+    values.setdefault("compute", {}).update(numbers)
 
 
 def find_record(name: str) -> dict[str, Any]:
@@ -324,7 +332,7 @@ def _describe_rows(recipe: Recipe, data: Artifact | None) -> dict[str, Any] | No
         return None
     labels = None
     with contextlib.suppress(OSError, ValueError):
-        labels = json.loads((data.path / "labels.json").read_text())
+        labels = label_names(data)
     numbers = {name: value for name, value in data.result.items() if value is not None}
     found = {"figures": numbers, "labels": labels, "digest": data.digest, "columns": _list_columns(recipe, data)}
     return {**found, **_describe_mixture(data)}

@@ -6,7 +6,6 @@ Runs with the same model, rows and recipe get the same texts.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from tasks.cache import store
-from tasks.cache.results import Artifact, Lock, PinnedRows, Verdict
+from tasks.cache.results import Artifact, Lock, PinnedRows, Verdict, label_names
 from tasks.hub.client import repository_url
+from tasks.registry.lineage import resolve_names
 from tasks.reports.formatting import Markdown, escape_markdown, format_code, format_markdown
 from tasks.reports.model_reports import (
     describe_calibration,
@@ -106,7 +106,7 @@ def build_description(facts: CardFacts) -> str:
 
 def _build_sections(facts: CardFacts) -> Iterator[str]:
     recipe, lock, data, trained, predictions, scores, verdict, exports, calibrated, scores_of_folds, beside = facts
-    labels = json.loads((data.path / "labels.json").read_text())
+    labels = label_names(data)
     yield _build_introduction(recipe, lock, labels, trained, verdict)
     yield f"## Figures\n\n{format_metrics(recipe, scores, scores_of_folds)}"
     if calibrated:
@@ -249,21 +249,8 @@ def _build_reproduction(recipe: Recipe, lock: Lock, trained: Artifact[FitResult]
 def pin_recipe(recipe: Recipe, lock: Lock) -> dict[str, Any]:
     """Returns the recipe's fields that differ from their defaults, with revisions and `auto` values resolved."""
     values = recipe.model_dump(mode="json", exclude_defaults=True)
-    if lock.model_hub is not None:
-        values["model"]["revision"] = lock.model_hub.commit
-    for section, pinned in zip(values["data"].get("mix") or [values["data"]], lock.sets, strict=True):
-        if pinned.hub is not None:
-            section["revision"] = pinned.hub.commit
-    if lock.model_version is not None:
-        values["model"]["path"] = str(lock.model_version)
-    if lock.negatives_version is not None:
-        values["data"]["negatives"]["path"] = str(lock.negatives_version)
-    if lock.teacher_version is not None:
-        values["training"]["teacher"]["path"] = str(lock.teacher_version)
-    if lock.teacher_hub is not None:
-        values["training"]["teacher"]["revision"] = lock.teacher_hub.commit
-    resolved = {"num_processes": lock.num_processes, "mixed_precision": lock.mixed_precision}
-    return {**values, "compute": {**values.get("compute", {}), **resolved}}
+    resolve_names(values, lock)
+    return values
 
 
 def _build_results(recipe: Recipe, lock: Lock, scores: Artifact[SplitScores]) -> list[Any]:
