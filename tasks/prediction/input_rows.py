@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tasks.cache.input_files import CHANGED
 from tasks.registry.model_spec import ModelSpec
 from tasks.reports.formatting import format_count
 from training import task_types
@@ -407,8 +408,7 @@ class _Reading:
             rows = next(self._parts, None)
             self._next += 1
         if rows is None or digest_all(rows) != shard.content:
-            message = "has changed since this run began: start another one."
-            raise UserError.of("data", display_name(self._file), message)
+            raise UserError.of("data", display_name(self._file), CHANGED)
         return rows
 
 

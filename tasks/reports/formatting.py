@@ -47,9 +47,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, length: int = TEXT_LENGTH) -> str:
     """The beginning of a text, for a cell of a table."""
-    return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1] + "…"
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def limit_rows(table: list[dict[str, str]], column: str, file: str) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.reports.formatting import format_count
+from tasks.reports.formatting import format_count, shorten
 from training.evaluation.scores import SuspectLabels
 
 LONGEST_TEXT = 60
@@ -43,14 +43,10 @@ def tabulate_suspects(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]
     """One row per suspect, the surest first."""
     return [
         {
-            "text": _cut(row["text"]),
-            "label": _cut(row["label"]),
-            "suggestion": _cut(row["suggestion"]),
+            "text": shorten(row["text"], LONGEST_TEXT),
+            "label": shorten(row["label"], LONGEST_TEXT),
+            "suggestion": shorten(row["suggestion"], LONGEST_TEXT),
             "wrong": "" if row["chance"] is None else f"{row['chance']:.0%}",
         }
         for row in rows
     ]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"

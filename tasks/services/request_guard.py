@@ -28,6 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 HOSTS = ("127.0.0.1", "localhost")
+"""The names of this machine on loopback."""
 BODY_BYTES = 64 * 2**20
 """The longest body, except of streams, which are not kept in memory."""
 WEBSOCKET_BYTES = 2 * 2**20

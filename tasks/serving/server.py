@@ -29,7 +29,7 @@ from tasks.prediction.chat_job import can_talk
 from tasks.registry.model_spec import ModelSpec
 from tasks.servers import SERVE_PORT, services_folder, take_port
 from tasks.services.limited_http import LimitedHttp
-from tasks.services.request_guard import App, Guard
+from tasks.services.request_guard import HOSTS, App, Guard
 from tasks.serving import openai_server
 from tasks.serving.http_api import Counted, build_app, limit_body_time, read_as_json
 from tasks.serving.llama_cpp import LlamaCppProcess
@@ -44,7 +44,6 @@ from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
 from training.recipe import split_version_name
 
-LOOPBACK = ("127.0.0.1", "localhost")
 BODY_BYTES = 16 * 2**20
 """The longest body of a request."""
 TOKEN = "FINETUNE_SERVE_TOKEN"
@@ -96,7 +95,7 @@ class ServeOptions:
     version: str = ""
     task: str = ""
     """The user's own task type, whose code may run."""
-    host: str = LOOPBACK[0]
+    host: str = HOSTS[0]
     port: int = SERVE_PORT
     batch_size: int = 32
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -201,7 +200,7 @@ def _guarded(app: App, options: ServeOptions, port: int) -> Guard:
         is_open=OPEN_PATHS.__contains__,
         hint="send the header Authorization: Bearer TOKEN; finetune serve prints where the token is",
         is_token=True,
-        any_host=options.host not in LOOPBACK,
+        any_host=options.host not in HOSTS,
         body_bytes=BODY_BYTES,
     )
 

@@ -9,8 +9,7 @@ from training.data.ipc_files import groups_file
 from training.evaluation.stored_calibration import CalibrateResult
 from training.programs.calibrate import AbstainSettings, CalibrateSettings
 from training.recipe import Recipe
-
-SPLITS = ("validation", "test")
+from training.recipe.data_fields import EVALUATED
 
 CalibrateArtifact = Artifact[CalibrateResult]
 
@@ -22,7 +21,7 @@ def calibrate(recipe: Recipe, data: Artifact, predictions: Artifact) -> StageJob
 
     The predictions, labels and groups of both splits, release.abstain and release.prediction_sets.
     """
-    splits, abstain = [split for split in SPLITS if split in recipe.evaluation.splits], recipe.release.abstain
+    splits, abstain = [split for split in EVALUATED if split in recipe.evaluation.splits], recipe.release.abstain
     return StageJob(
         "training.programs.calibrate",
         CalibrateSettings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tasks.cache.input_files import copy_pinned
-from tasks.cache.results import Artifact, Lock
+from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.job import Files, StageJob, files_of, stage
@@ -151,7 +150,7 @@ def require_same_labels(lock: Lock, data: object, model: object) -> None:
     """
     if lock.started_from is None or not isinstance(data, Artifact) or not isinstance(model, Artifact):
         return
-    labels = json.loads((data.path / "labels.json").read_text())
+    labels = label_names(data)
     if not labels:
         return
     own = labels_of_config(read_json(model.path / "model" / "config.json"))

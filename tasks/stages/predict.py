@@ -15,6 +15,7 @@ from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import files_of_version
 from training import task_types
 from training.data.ipc_files import CORPUS
+from training.data.readers import SPLITS
 from training.programs.predict import BlocksResult, ForwardSettings, PredictResult, PredictSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Recipe
@@ -164,7 +165,7 @@ def reference_logprobs(recipe: Recipe, lock: Lock, model: Artifact, tokens: Arti
     all trainings on these rows share the result, and those on other rows its equal blocks of rows.
     """
     program, batch_size = "training.programs.reference_logprobs", recipe.training.per_device_eval_batch_size
-    token_rows = files_of(tokens, ("train.arrow", "validation.arrow", "test.arrow"))
+    token_rows = files_of(tokens, [f"{split}.arrow" for split in SPLITS])
     return StageJob(
         program,
         ForwardSettings(

@@ -6,6 +6,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from training import task_types
+from training.data.readers import SPLITS
 from training.jobs.protocol import TaskSettings
 from training.programs.create_model import ModelResult
 from training.programs.process_images import ProcessImagesResult
@@ -26,7 +27,7 @@ def process_images(recipe: Recipe, data: Artifact, model: Artifact[ModelResult])
     The rows, the settings of the image processor (not the model's weights), the versions of transformers and Pillow.
     """
     task_type = task_types.load(**recipe.task_and_options)
-    rows = files_of(data, [f"{split}.arrow" for split in ("train", "validation", "test")])
+    rows = files_of(data, [f"{split}.arrow" for split in SPLITS])
     return StageJob(
         PROGRAM,
         TaskSettings(task=recipe.task, options=task_type.options_of("process_images")),

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.cache.code import git_commit, library_versions
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage
+from tasks.cache.results import Artifact, Lock, PinnedFile, Promotion, Verdict, Version, by_stage, label_names
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
@@ -108,7 +108,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         work.state = "skipped"
         return None
     refs, champion = by_stage(artifacts), recipe.release.champion
-    judged = _build_judgement_tags(recipe, verdict, refs)
+    origin, judged = _build_origin_tags(recipe, lock, work.run, refs), _build_judgement_tags(recipe, verdict, refs)
     # Concurrent runs with the same model register it once.
     with mlflow_errors(), named_lock(f"registry-{name}"), ExitStack() as stack:
         client = connect()
@@ -123,13 +123,12 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
         if is_new := version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
-            tags = _build_origin_tags(recipe, lock, work.run, refs) | judged
             # Before the registration, so that every version has its lineage.
             record = lineage.build_record(recipe, work.run, work.earlier, mlflow_run=run_id, verdict=verdict)
             client.log_text(run_id, lineage.save_record(record), lineage.LINEAGE)
             if (adapter := refs["fit"].path / "adapter").is_dir():
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
-            version = _log_model(work, recipe, lock, run_id, tags, refs)
+            version = _log_model(work, recipe, lock, run_id, origin | judged, refs)
             work.rollback = partial(_unregister, name, version)
         if str(current) == version and (verdict.comparison is None or verdict.comparison.baseline):
             # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
@@ -148,7 +147,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         warning = sign_own_version(
             *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
             is_new=is_new,
-            tags=(_build_origin_tags(recipe, lock, work.run, refs), latest),
+            tags=(origin, latest),
             trained=TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
             exports=files,
         )
@@ -319,7 +318,7 @@ def _log_model(
             registry=str(recipe.release.registry),
             **recipe.task_and_options,
             inputs=[column.name for column in source_columns(recipe).inputs],
-            labels=json.loads((refs["load_data"].path / "labels.json").read_text()),
+            labels=label_names(refs["load_data"]),
             requirements=[f"{k}=={v}" for k, v in library_versions(SERVED_WITH).items() if k != "python"],
             max_length=recipe.tokens.max_length,
             tags=dict(tags),

@@ -20,15 +20,13 @@ from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.create_model import ModelResult
 from training.programs.tokenize_with_transformers import TokenizeSettings
 from training.recipe import Recipe
-from training.tokenization.token_files import TokenizeResult
+from training.tokenization.token_files import SPLITS, TokenizeResult
 from training.tokenization.token_files import tokenize as to_tokens
 
 CHILD = "training.programs.tokenize_with_transformers"
 
 # The fields of config.json from which transformers chooses the tokenizer's class.
 CLASS_FIELDS = ("model_type", "model_name", "tokenizer_class")
-
-SPLITS = ("train", "validation", "test")
 
 # Optional libraries by which tokenizers of transformers read vocabularies.
 OPTIONAL_LIBRARIES = ("sentencepiece", "sacremoses", "tiktoken")

@@ -92,9 +92,9 @@ def find_registry_problems(recipe: Recipe) -> list[Problem]:
 def find_server_problems(experiment: str) -> list[Problem]:
     """The problem of a server that the environment names, before anything is trained for its registry: it is too old,
     or keeps the files of this experiment where this machine cannot write them; a warning if it does not answer now."""
-    uri = tracking_uri()
-    if not uri.startswith(("http://", "https://")) or registry_place() == "home":
+    if not _is_server() or registry_place() == "home":
         return []
+    uri = tracking_uri()
     shown, create_client = without_credentials(uri), import_client()
     from mlflow.exceptions import MlflowException, RestException
     from requests import RequestException
@@ -220,9 +220,8 @@ def mlflow_errors() -> Iterator[None]:
 def build_environment() -> dict[str, str]:
     """The variables of a child program that uses MLflow: server, logins, and time to store a large model."""
     # Without a server between them, MLflow's client opens the database, and writes to the bucket of the models, itself.
-    is_server = tracking_uri().startswith(("http://", "https://"))
     return {
-        **passed((*MLFLOW, HOME_SERVERS, *BUCKETS, *(() if is_server else DATABASE))),
+        **passed((*MLFLOW, HOME_SERVERS, *BUCKETS, *(() if _is_server() else DATABASE))),
         "MLFLOW_TRACKING_URI": tracking_uri(),
         "MLFLOW_REGISTRY_URI": tracking_uri(),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",
@@ -324,6 +323,9 @@ def version_page(name: str, number: str) -> str:
 
 
 def _url(page: str) -> str | None:
-    uri = tracking_uri()
-    is_server = uri.startswith(("http://", "https://"))
-    return f"{without_credentials(uri).rstrip('/')}/#/{page}" if is_server else None
+    return f"{without_credentials(tracking_uri()).rstrip('/')}/#/{page}" if _is_server() else None
+
+
+def _is_server() -> bool:
+    """Whether MLflow is a server, and not a database that this process opens itself."""
+    return tracking_uri().startswith(("http://", "https://"))

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,11 @@ from training.recipe import Recipe
 from training.recipe.rules.column_rules import source_columns
 from training.tokenization.chat_templates import require_template
 from training.tokenization.special_tokens import SPECIAL
-from training.tokenization.token_files import tokenize
+from training.tokenization.token_files import Progress, tokenize
 
 PREFIX = ".check-"
 UNLOCKED_S = 60.0
 """Age in seconds up to which a folder without a lock may be one that another process has just created."""
-
-Progress = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
