@@ -17,6 +17,7 @@ from tasks.cache import code
 from tasks.cache.code import code_behind, code_digests, digest_of_syntax, users_code
 from tasks.cache.digests import SETTLED_S
 from tests.raised import raised_problems
+from training.recipe import parse
 from training.recipe.tables.engines import ENGINES
 
 ROOT = Path(__file__).parents[3]
@@ -406,3 +407,16 @@ def test_a_message_does_not_count_in_this_project_and_counts_in_user_code(edit: 
 @pytest.mark.parametrize("edit", CODE)
 def test_a_text_that_can_shape_bytes_counts(edit: str) -> None:
     assert digest(edited(*CODE[edit])) != digest(MODULE)
+
+
+def test_a_metric_of_the_users_is_named_by_its_own_field() -> None:
+    data = {"source": "csv", "path": "rows", "text": ["text"], "label": "label"}
+    values = {"name": "test", "task": "sequence-classification", "data": data}
+    recipe = parse(
+        {
+            **values,
+            "model": {"source": "hub", "path": "me/model"},
+            "evaluation": {"metrics": ["accuracy", "mine:second"]},
+        }
+    )
+    assert code.metrics_code(recipe, ["mine:second"]) == {"evaluation.metrics[1]": "mine:second"}
