@@ -22,7 +22,7 @@ from tasks.home import named_lock
 from tasks.registry.versions import find_model
 from tasks.tracking.connection import connect, mlflow_errors
 from training.data.duplicates import Hashes, hash_rows
-from training.data.ipc_files import ipc_reader
+from training.data.ipc_files import read_batches
 from training.evaluation.significance import alpha_spent
 from training.recipe.source_columns import StoredColumn
 
@@ -51,9 +51,8 @@ class JudgedRows:
     @cached_property
     def hashes(self) -> Hashes:
         """Hashes of the distinct inputs, sorted."""
-        with ipc_reader(self.file) as reader:
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            found = b"".join(hash_rows(batch, self.inputs).astype("<u8").tobytes() for batch in batches)
+        batches = read_batches(self.file)
+        found = b"".join(hash_rows(batch, self.inputs).astype("<u8").tobytes() for batch in batches)
         # Hashed once more: training/data/holdout.py draws splits by intervals of the first hash, and the smallest ones
         # of such a split would depend on its size.
         again = b"".join(

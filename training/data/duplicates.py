@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_columns import as_json
-from training.data.ipc_files import ipc_reader
+from training.data.ipc_files import read_batches
 from training.data.label_indices import whole_number
 from training.data.readers import Block, Numbers
 from training.data.row_problems import shorten
@@ -155,15 +155,13 @@ class HashedRows:
         return Equal(count, places, self._value_at(split, int(position), self._shown))
 
     def _value_at(self, split: str, position: int, column: StoredColumn) -> str:
-        with ipc_reader(self._folder / split) as reader:
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                if position < batch.num_rows:
-                    value = batch.column(column.name)[position].as_py()
-                    if column.form == "image":
-                        return "the same pixels"
-                    return repr(value) if column.form == "label" else shorten(value)
-                position -= batch.num_rows
+        for batch in read_batches(self._folder / split):
+            if position < batch.num_rows:
+                value = batch.column(column.name)[position].as_py()
+                if column.form == "image":
+                    return "the same pixels"
+                return repr(value) if column.form == "label" else shorten(value)
+            position -= batch.num_rows
         raise IndexError(position)
 
 
@@ -180,20 +178,16 @@ class RepeatedRows(Result):
 def find_repeated(earlier: Path, later: Path, inputs: Sequence[StoredColumn]) -> RepeatedRows:
     """Returns the rows of the later file whose values in these columns are those of a row of the earlier one; both are
     files of load_data that have the columns."""
-    known = np.concatenate([np.zeros(0, np.uint64), *(hash_rows(block, inputs) for block in _read_blocks(earlier))])
+    known = np.concatenate(
+        [np.zeros(0, np.uint64), *(hash_rows(block, inputs) for block in read_batches(earlier, mapped=False))]
+    )
     rows, repeated, first = 0, 0, None
-    for block in _read_blocks(later):
+    for block in read_batches(later, mapped=False):
         found = np.flatnonzero(np.isin(hash_rows(block, inputs), known))
         if first is None and len(found):
             first = shorten(block.column(inputs[0].name)[int(found[0])].as_py())
         rows, repeated = rows + len(block), repeated + len(found)
     return RepeatedRows(rows=rows, repeated=repeated, first=first)
-
-
-def _read_blocks(file: Path) -> Iterator[pa.RecordBatch]:
-    with ipc_reader(file, mapped=False) as reader:
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number)
 
 
 class DuplicateTexts(HashedRows):
@@ -239,7 +233,7 @@ class DuplicateTexts(HashedRows):
 
     def inputs_of(self, split: str) -> Iterator[tuple[Any, ...]]:
         """Yields the inputs of each row of a split, in order."""
-        for batch in _read_blocks(self._folder / split):
+        for batch in read_batches(self._folder / split, mapped=False):
             yield from zip(*(batch.column(column.name).to_pylist() for column in self._inputs), strict=True)
 
     def within(self, split: str) -> Equal | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.duplicates import Hashes, hash_rows
-from training.data.ipc_files import groups_file, ipc_reader, ipc_writer
+from training.data.ipc_files import groups_file, ipc_writer, read_batches
 from training.jobs.protocol import Result
 from training.problems import UserError
 from training.recipe.source_columns import StoredColumn
@@ -47,10 +47,10 @@ def assign(data: Path, inputs: Sequence[str], folds: int) -> Folds:
     """
     by_group = (data / groups_file("train")).is_file()
     if by_group:
-        blocks = [block.column("group").to_numpy() for block in _read(data / groups_file("train"))]
+        blocks = [block.column("group").to_numpy() for block in read_batches(data / groups_file("train"))]
     else:
         columns = [StoredColumn(name, name, "text", FIELD) for name in inputs]
-        blocks = [hash_rows(block, columns) for block in _read(data / "train.arrow")]
+        blocks = [hash_rows(block, columns) for block in read_batches(data / "train.arrow")]
     hashes = np.concatenate([np.zeros(0, np.uint64), *blocks])
     found = _draw(hashes, folds)
     if empty := sorted({*range(1, folds + 1)} - {*found.tolist()}):
@@ -76,7 +76,7 @@ def write(folds: Folds, file: Path) -> None:
 
 def find_lone_labels(data: Path, folds: Folds, labels: Sequence[str]) -> Iterator[str]:
     """Yields a sentence about each label whose training rows are all in one fold."""
-    blocks = [block.column("label") for block in _read(data / "train.arrow") if "label" in block.schema.names]
+    blocks = [block.column("label") for block in read_batches(data / "train.arrow") if "label" in block.schema.names]
     if not labels or not blocks:
         return
     if pa.types.is_list(blocks[0].type):
@@ -87,9 +87,3 @@ def find_lone_labels(data: Path, folds: Folds, labels: Sequence[str]) -> Iterato
         of_label = np.unique(folds[values == place])
         if len(of_label) == 1:
             yield f"all rows of label {name!r} are in fold {of_label[0]}: their predictions never saw the label."
-
-
-def _read(file: Path) -> Iterator[pa.RecordBatch]:
-    with ipc_reader(file) as reader:
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number)

@@ -10,7 +10,7 @@ N rows, Q distinct queries, C distinct documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from training.data.ipc_files import CORPUS, ipc_reader, write_table
+from training.data.ipc_files import CORPUS, read_batches, write_table
 from training.data.vectors import rows_at_once
 from training.jobs.protocol import Result
 
@@ -106,9 +106,9 @@ def read_documents(data: Path) -> list[str]:
     file = data / f"{CORPUS}.arrow"
     if not file.is_file():
         return []
-    with ipc_reader(file, mapped=False) as reader:
-        blocks = (reader.get_batch(number).column(0).to_pylist() for number in range(reader.num_record_batches))
-        return list(dict.fromkeys(text for block in blocks for text in block))
+    return list(
+        dict.fromkeys(text for batch in read_batches(file, mapped=False) for text in batch.column(0).to_pylist())
+    )
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ class QueryRows:
 
     @classmethod
     def read(cls, task_type: TakesNegatives, file: Path) -> QueryRows:
-        reader = pa.ipc.open_file(pa.memory_map(str(file)))
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = list(read_batches(file))
         judged = [task_type.judged_documents(batch) for batch in batches]
         return cls(task_type, batches, judged, Corpus.of(row for of_batch in judged for row in of_batch))
 
@@ -161,25 +160,16 @@ def find_negatives(
 
     `report` is called with the number of queries that are done, and of all.
     """
-    texts, judgements, found = (
-        [*corpus.documents],
-        [*zip(corpus.queries, corpus.judged, strict=True)],
-        list[list[str]](),
-    )
-    number = len(judgements)
-    block = rows_at_once(len(texts))
-    for first in range(0, number, block):
-        last = min(first + block, number)
-        of_block = np.round(scores(first, last).astype(np.float64), DECIMALS)
-        of_block[np.isnan(of_block)] = -math.inf
-        for (query, judged), of_query in zip(judgements[first:last], of_block, strict=True):
+    texts, queries, found = [*corpus.documents], [*corpus.queries], list[list[str]]()
+    for first, last, of_block in _score_blocks(corpus, scores):
+        for query, judged, of_query in zip(queries[first:last], corpus.judged[first:last], of_block, strict=True):
             lowest = min((of_query[document] for document, belongs in judged.items() if belongs), default=None)
             of_query[[*judged]] = -math.inf
             if (own := corpus.documents.get(query)) is not None:
                 of_query[own] = -math.inf
             chosen = [] if lowest is None else _choose(of_query, float(lowest), settings)
             found.append([texts[document] for document in chosen])
-        report(last, number)
+        report(last, len(queries))
     return found
 
 
@@ -187,11 +177,7 @@ def find_candidates(corpus: Corpus, scores: Scores, number: int) -> list[list[st
     """The nearest documents of each query (Q,), at most `number`, the nearest first, without its own text. Of documents
     with equal scores, those that belong to the query come last."""
     texts, queries, found = [*corpus.documents], [*corpus.queries], list[list[str]]()
-    block = rows_at_once(len(texts))
-    for first in range(0, len(queries), block):
-        last = min(first + block, len(queries))
-        of_block = np.round(scores(first, last).astype(np.float64), DECIMALS)
-        of_block[np.isnan(of_block)] = -math.inf
+    for first, last, of_block in _score_blocks(corpus, scores):
         for query, judged, of_query in zip(queries[first:last], corpus.judged[first:last], of_block, strict=True):
             if (own := corpus.documents.get(query)) is not None and not judged.get(own):
                 of_query[own] = -math.inf
@@ -201,6 +187,17 @@ def find_candidates(corpus: Corpus, scores: Scores, number: int) -> list[list[st
             places = places[np.lexsort((places, belongs[places], -of_query[places]))][:number]
             found.append([texts[place] for place in places if of_query[place] > -math.inf])
     return found
+
+
+def _score_blocks(corpus: Corpus, scores: Scores) -> Iterator[tuple[int, int, npt.NDArray[np.float64]]]:
+    """Yields the scores (q, C) that count of the queries from a first one to the one before a last one; minus infinity
+    for nan."""
+    number, at_once = len(corpus.queries), rows_at_once(len(corpus.documents))
+    for first in range(0, number, at_once):
+        last = min(first + at_once, number)
+        found = np.round(scores(first, last).astype(np.float64), DECIMALS)
+        found[np.isnan(found)] = -math.inf
+        yield first, last, found
 
 
 def _choose(scores: npt.NDArray[np.float64], positive: float, settings: Negatives) -> list[int]:

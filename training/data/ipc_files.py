@@ -47,6 +47,12 @@ def read_table(file: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
+def read_batches(path: Path, numbers: Iterable[int] | None = None, *, mapped: bool = True) -> Iterator[pa.RecordBatch]:
+    """Yields the record batches of an IPC file that `ipc_reader` opens: all, or those with these numbers."""
+    with ipc_reader(path, mapped=mapped) as reader:
+        yield from map(reader.get_batch, range(reader.num_record_batches) if numbers is None else numbers)
+
+
 def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
     """Yields the same rows in batches of exactly `rows` (the last one smaller), each in its own memory.
 
@@ -62,10 +68,12 @@ def in_blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int = 
         yield _copied(held)
 
 
-def write_table(file: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Stores rows as an IPC file in batches of BLOCK_ROWS."""
+def write_table(
+    file: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows_in_batch: int = BLOCK_ROWS
+) -> None:
+    """Stores rows as an IPC file in batches of so many rows."""
     with ipc_writer(file, schema) as writer:
-        for block in in_blocks(batches, schema):
+        for block in in_blocks(batches, schema, rows_in_batch):
             writer.write(block)
 
 

@@ -41,7 +41,7 @@ from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
-from training.data.ipc_files import BLOCK_ROWS, IMAGES_IN_BLOCK, groups_file, in_blocks, ipc_reader, ipc_writer
+from training.data.ipc_files import BLOCK_ROWS, IMAGES_IN_BLOCK, groups_file, ipc_writer, read_batches, write_table
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
@@ -146,7 +146,7 @@ def load(
         _require(problems)
         table: list[dict[str, Any]] = []
         for split in [*reading.statistics_by_split]:
-            rows = _read_batches(Path(folder, split))
+            rows = read_batches(Path(folder, split), mapped=False)
             if split == "train" and data.mix is not None:
                 rows, table = reading.mix(places, count_tokens)
             removed = _place_labels(rows, out / f"{split}.arrow", reading.wanted, places)
@@ -391,7 +391,7 @@ class _Reading:
             problems.append(Problem(kind="data", where=first, message=f"label {label!r} {reason}"))
         if level_of("unknown_label", self.wanted) != "error":
             for split, statistics in self.statistics_by_split.items():
-                statistics.leave_out_unknown(places, _read_batches(self.folder / split))
+                statistics.leave_out_unknown(places, read_batches(self.folder / split, mapped=False))
         for statistics in self.statistics_by_split.values():
             for name, check in (*SPLIT_CHECKS.items(), *SHARED_TEXT_CHECKS.items()):
                 problems += self._found(name, check(statistics, places, self.duplicate_texts))
@@ -447,7 +447,7 @@ class _Reading:
 
         def rows_of(index: int) -> Iterator[pa.RecordBatch]:
             numbers = [number for number, of_set in enumerate(self._batches["train"]) if of_set == index]
-            return self._known(_read_batches(file, numbers), places)
+            return self._known(read_batches(file, numbers, mapped=False), places)
 
         def hashes_of(index: int) -> Hashes:
             return np.concatenate([hash_rows(batch, self.wanted.inputs) for batch in rows_of(index)])
@@ -512,13 +512,6 @@ def _limit_problems(problems: Iterable[Problem]) -> list[Problem]:
     return distinct
 
 
-def _read_batches(file: Path, numbers: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that the first pass wrote, or its batches with these numbers."""
-    with ipc_reader(file, mapped=False) as reader:
-        for number in range(reader.num_record_batches) if numbers is None else numbers:
-            yield reader.get_batch(number)
-
-
 def _place_labels(
     as_written: Iterable[pa.RecordBatch], final: Path, wanted: SourceColumns, places: Mapping[str, int]
 ) -> Numbers:
@@ -543,10 +536,7 @@ def _place_labels(
             done += batch.num_rows
             yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
 
-    with ipc_writer(final, schema) as writer:
-        rows = IMAGES_IN_BLOCK if wanted.has_images else BLOCK_ROWS
-        for block in in_blocks(coded_batches(), schema, rows):
-            writer.write(block)
+    write_table(final, coded_batches(), schema, IMAGES_IN_BLOCK if wanted.has_images else BLOCK_ROWS)
     return np.concatenate(removed)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-import pyarrow as pa
-
 from training.data.casting import TaskColumns, Values, to_batch
 from training.data.ipc_files import ipc_reader, write_table
 from training.data.near_duplicates import find_like
@@ -99,7 +97,7 @@ def _read(file: Path, names: Sequence[str]) -> list[Values]:
     if not file.is_file():
         return []
     with ipc_reader(file, mapped=False) as reader:
-        table = pa.Table.from_batches([reader.get_batch(number) for number in range(reader.num_record_batches)])
+        table = reader.read_all()
     columns = [table[name].to_pylist() if name in table.column_names else [None] * len(table) for name in names]
     return [tuple(values) for values in zip(*columns, strict=True)]
 

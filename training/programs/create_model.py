@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.ipc_files import ipc_reader
+from training.data.ipc_files import read_batches
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, Result, Settings
 from training.jobs.search_path import hide_package
@@ -90,11 +90,9 @@ def main(job_dir: Path, job: Job, events: Events) -> ModelResult:
 
 def texts(file: Path, columns: Sequence[str]) -> Iterator[str]:
     """The texts of these columns of an Arrow file, a record batch at a time."""
-    with ipc_reader(file, mapped=False) as reader:
-        for index in range(reader.num_record_batches):
-            batch = reader.get_batch(index)
-            for values in map(batch.column, columns):
-                yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
+    for batch in read_batches(file, mapped=False):
+        for values in map(batch.column, columns):
+            yield from (pc.list_flatten(values) if types.is_list(values.type) else values).to_pylist()
 
 
 def learner(*, writes: bool, sentinels: int) -> Callable[[Rows, int], Tokenizer]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from training import task_types
 from training.data.corrections import row_names, spell_label, write_review
 from training.data.duplicates import Hashes, hash_rows
-from training.data.ipc_files import ipc_reader
+from training.data.ipc_files import read_batches
 from training.evaluation.label_errors import Suspects, find_outliers, find_suspects, find_wrong_tags, two_outcomes
 from training.evaluation.predictions import Floats, ManyLabels, Numbers, OneLabel, Predictions, Rows
 from training.evaluation.scores import ErrorShare, SuspectLabels, SuspectRow
@@ -138,11 +138,9 @@ def _read_rows(file: Path, inputs: Sequence[str], names: Sequence[str]) -> tuple
     """The hash of each stored row's inputs, and its label as data.corrections spells it."""
     columns = [StoredColumn(name, name, "text", "data") for name in inputs]
     hashes, labels = [np.zeros(0, np.uint64)], list[str]()
-    with ipc_reader(file) as reader:
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            hashes.append(hash_rows(batch, columns))
-            labels += (spell_label(_name_labels(label, names)) for label in batch.column("label").to_pylist())
+    for batch in read_batches(file):
+        hashes.append(hash_rows(batch, columns))
+        labels += (spell_label(_name_labels(label, names)) for label in batch.column("label").to_pylist())
     return np.concatenate(hashes), labels
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.arrow_columns import text_sizes
-from training.data.ipc_files import CORPUS, Spread, ipc_reader, ipc_writer
+from training.data.ipc_files import CORPUS, Spread, ipc_reader, ipc_writer, read_batches
 from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
@@ -196,9 +196,7 @@ def _refused_problems(
 
 
 def _count_rows(path: Path) -> int:
-    # Mapped: only the metadata of each batch is read.
-    with ipc_reader(path) as reader:
-        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+    return sum(batch.num_rows for batch in read_batches(path))  # mapped: only the metadata of each batch is read
 
 
 @dataclass
