@@ -43,8 +43,7 @@ from tasks.tracking.connection import FLOW_RUN_TAG, connect, mlflow_errors, sear
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import LINEAGE as LINEAGE
 from training.data.file_systems import is_url
-from training.data.ipc_files import ipc_reader
-from training.data.readers import SPLITS
+from training.data.ipc_files import SPLITS, ipc_reader
 from training.jobs.protocol import write_atomically
 from training.problems import UserError, nearest
 from training.recipe import Recipe

@@ -15,7 +15,7 @@ from tasks.jobs.commands import Launch, python_argv
 from tasks.jobs.job import Files, StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.reports.row_reports import emit_warnings, read_token_report
 from training import task_types
-from training.data.ipc_files import CORPUS
+from training.data.ipc_files import CORPUS, SPLITS
 from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.create_model import ModelResult
 from training.programs.tokenize_with_transformers import TokenizeSettings

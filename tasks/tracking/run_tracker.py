@@ -26,7 +26,7 @@ from tasks.tracking.connection import FIT_TAG, MODEL_TAG, REASON_TAG, VERDICT_TA
 from tasks.tracking.mlflow_run import Mlflow, sample_system_metrics
 from tasks.tracking.outbox import Outbox
 from tasks.tracking.tracker import VERSION_TAG, Curve, Delivery, Run, Tracker, find_by_environment, load
-from training.data.readers import SPLITS
+from training.data.ipc_files import SPLITS
 from training.jobs.protocol import EVENTS, Event, read_events
 
 LAST_RETRY_S = 0.5

@@ -467,7 +467,8 @@ def _names(places: Places) -> dict[int, str]:
 
 
 def _join(labels: list[str]) -> str:
-    return ", ".join(map(repr, labels[:5])) + (f" and {len(labels) - 5} more labels" if len(labels) > 5 else "")
+    more = f" and {len(labels) - MAX_LABELS_NAMED} more labels" if len(labels) > MAX_LABELS_NAMED else ""
+    return ", ".join(map(repr, labels[:MAX_LABELS_NAMED])) + more
 
 
 def _rows(count: int) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from training.data.arrow_columns import Wrong
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """Formats that are read. PIL would start other programs for some of the others."""
 LARGEST_FILE_BYTES = 32 * 2**20
 MOST_PIXELS = 100_000_000
@@ -104,7 +104,7 @@ def _open(content: bytes) -> tuple[Image, tuple[str, ...]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opened: Image.Image = Image.open(BytesIO(content), formats=FORMATS)
+            opened: Image.Image = Image.open(BytesIO(content), formats=_FORMATS)
             if opened.width * opened.height > MOST_PIXELS:
                 raise Image.DecompressionBombError
             frames = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)  # previews beside a photograph
@@ -118,7 +118,7 @@ def _open(content: bytes) -> tuple[Image, tuple[str, ...]]:
         problem = f"has an image of more than {MOST_PIXELS // 10**6} million pixels"
         raise UnusableImage("huge_image", problem) from error
     except UnidentifiedImageError as error:
-        message = f"has {_kind(content)}, where one of {', '.join(FORMATS)} belongs"
+        message = f"has {_kind(content)}, where one of {', '.join(_FORMATS)} belongs"
         raise UnusableImage("unreadable_image", message) from error
     except Exception as error:  # decoders fail in many ways on damaged files
         raise UnusableImage("unreadable_image", "has a damaged or truncated image") from error

@@ -26,7 +26,7 @@ from training.data.hub_datasets import names_of_splits
 from training.data.listing import TEXT_SUFFIX, Listing, SourceFile, list_texts, text_label
 from training.data.prediction_rows import InputColumns
 from training.data.readers import load_reader
-from training.data.sources import FILE_NAMES, find_split_files, load_object
+from training.data.sources import FILE_NAMES, delimiter_of, find_split_files, load_object
 from training.local_files import open_local
 from training.problems import UserError
 from training.recipe.column_types import RowSpecification
@@ -141,10 +141,9 @@ def sample_rows(path: str) -> FirstRows:
             found["encoding"] = encoding
     if source == "csv":
         head = _head(files[0], Data(source=source, path=path, encoding=found.get("encoding", Choice("utf-8")).value))
-        found |= _dialect(files[0], head)
-        _refuse_orange(
-            path, head, found.get("delimiter", Choice("\t" if ".tsv" in name_of(path).lower() else ",")).value
-        )
+        usual = delimiter_of(files[0], data)
+        found |= _dialect(files[0], head, usual)
+        _refuse_orange(path, head, found.get("delimiter", Choice(usual)).value)
         sample.has_names = "header" not in found
     _read(sample, {"train": files})
     return sample
@@ -325,9 +324,8 @@ def _single_byte_encoding(read: bytes, reason: str) -> Choice:
     return Choice("cp1252", reason, "latin-1")
 
 
-def _dialect(file: str, head: str) -> dict[str, Choice]:
-    """Delimiter, quoting and header of a CSV file, where they are not the usual ones."""
-    usual = "\t" if ".tsv" in name_of(file).lower() else ","
+def _dialect(file: str, head: str, usual: str) -> dict[str, Choice]:
+    """Delimiter, quoting and header of a CSV file, where they are not the usual ones; `usual` is the delimiter."""
     lines = [line for line in head.splitlines() if line.strip()][:2000]
     found: dict[str, Choice] = {}
     quoting = "standard" if _is_quoted(head) else "none"

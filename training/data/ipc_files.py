@@ -17,7 +17,7 @@ import pyarrow as pa
 BLOCK_ROWS = 10_000  # rows of a record batch: fast to read, and small enough to hold several
 IMAGES_IN_BLOCK = 256  # the same for rows with images
 
-
+SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"
 """The name of further documents, in place of that of a split."""
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from training.data.checks import Places, SplitCheck, SplitProblem
 from training.data.duplicates import DuplicateTexts
+from training.data.ipc_files import SPLITS
 from training.data.near_duplicates import find_near_duplicates
 from training.data.near_images import find_near_images
-from training.data.readers import SPLITS
 from training.data.row_groups import RowGroups
 from training.data.row_statistics import SplitStatistics
 from training.data.split_signs import SplitSigns

@@ -41,12 +41,20 @@ from training.data.duplicates import DuplicateTexts, Hashes, hash_rows
 from training.data.file_systems import display_name
 from training.data.holdout import held_out_shares, split_masks
 from training.data.hub_datasets import hub_splits
-from training.data.ipc_files import BLOCK_ROWS, IMAGES_IN_BLOCK, groups_file, ipc_writer, read_batches, write_table
+from training.data.ipc_files import (
+    BLOCK_ROWS,
+    IMAGES_IN_BLOCK,
+    SPLITS,
+    groups_file,
+    ipc_writer,
+    read_batches,
+    write_table,
+)
 from training.data.label_indices import has_unknown, in_order, label_indices, label_places, whole_number
 from training.data.leakage_checks import GROUP_CHECKS, SHARED_TEXT_CHECKS, SIGN_CHECKS
 from training.data.mixtures import SetSize, describe_sets, mixed_counts, mixed_rows, passes
 from training.data.near_duplicates import require_package
-from training.data.readers import SPLITS, Block, MissingColumns, Numbers, load_reader
+from training.data.readers import Block, MissingColumns, Numbers, load_reader
 from training.data.row_groups import RowGroups, describe_groups
 from training.data.row_problems import RowProblems, level_of
 from training.data.row_statistics import SplitStatistics, joined, text_lengths, texts_of

@@ -73,8 +73,9 @@ def _longest_row(numbered: pq.ParquetFile, group: int, columns: list[str]) -> in
     return 0 if first is None else sum(longest_values(_checked(column)) for column in first.columns)
 
 
-def bounded(batches: Iterable[pa.RecordBatch], most_rows: int = BLOCK_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows in batches of at most BLOCK_BYTES when dictionaries are replaced by their values.
+def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows in batches of at most BLOCK_ROWS, and BLOCK_BYTES when dictionaries are replaced by their
+    values.
 
     Raises ValueError for a row of more than LONGEST_BYTES.
     """
@@ -87,7 +88,7 @@ def bounded(batches: Iterable[pa.RecordBatch], most_rows: int = BLOCK_ROWS) -> I
         start, before = 0, np.append(0, np.cumsum(sizes))
         while start < batch.num_rows:
             end = int(np.searchsorted(before, before[start] + BLOCK_BYTES, side="right")) - 1
-            end = min(max(end, start + 1), start + most_rows, batch.num_rows)
+            end = min(max(end, start + 1), start + BLOCK_ROWS, batch.num_rows)
             yield batch.slice(start, end - start)
             start = end
 

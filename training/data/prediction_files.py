@@ -27,7 +27,7 @@ from training.data.arrow_columns import as_json, decoded
 from training.data.batch_requests import ID, BatchAnswer, response
 from training.data.casting import Values
 from training.data.csv_files import FORMULA
-from training.data.prediction_rows import Column, Rows
+from training.data.prediction_rows import ColumnValues, Rows
 from training.data.row_problems import RowProblem
 from training.data.vectors import VectorType, as_vectors, parquet_options
 from training.jobs.protocol import without_nan
@@ -288,7 +288,7 @@ def _cell(value: Any, escape_formulas: bool) -> Any:
 # Types of columns that travel along
 
 
-def _type_of(column: Column) -> pa.DataType:
+def _type_of(column: ColumnValues) -> pa.DataType:
     if isinstance(column, pa.Array):
         return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     kind = pa.null()
@@ -315,7 +315,7 @@ def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return pa.float64() if is_number else pa.string()
 
 
-def _largest(column: Column) -> int:
+def _largest(column: ColumnValues) -> int:
     """The largest absolute value of whole numbers; 0 without any."""
     if not isinstance(column, pa.Array):
         return max((abs(value) for value in column if type(value) is int), default=0)
@@ -325,11 +325,11 @@ def _largest(column: Column) -> int:
     return max((abs(value) for value in ends if value is not None), default=0)
 
 
-def _as_list(column: Column) -> Sequence[Any]:
+def _as_list(column: ColumnValues) -> Sequence[Any]:
     return column.to_pylist() if isinstance(column, pa.Array) else column
 
 
-def _as_array(column: Column, kind: pa.DataType) -> pa.Array:
+def _as_array(column: ColumnValues, kind: pa.DataType) -> pa.Array:
     """The column in a type of `KeptColumns`; one without any value is a column of texts."""
     kind = pa.string() if pa.types.is_null(kind) else kind
     if isinstance(column, pa.Array):

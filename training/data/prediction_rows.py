@@ -2,9 +2,9 @@
 row.
 
 Every format of files in training/recipe/tables/formats.py is read, and .txt: a text a line, or one text for a model
-that was trained on folders of texts. The rows of a file keep
-their order, and each is yielded once: a row that cannot be read at all has nothing but its number and its error. What
-training refuses in a row is the row's error; what training warns of is a warning.
+that was trained on folders of texts. The rows of a file keep their order, and each is yielded once: a row that cannot
+be read at all has nothing but its number and its error. What training refuses in a row is the row's error; what
+training warns of is a warning.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from training.recipe.source_columns import ROLE_FIELDS, SourceColumns, StoredCol
 SPLIT = "input"
 
 
-Column: TypeAlias = "list[Any] | pa.Array"
+ColumnValues: TypeAlias = "list[Any] | pa.Array"
 """The values of a column: an array of Parquet or Arrow, which keeps its type; Python values of other formats."""
 
 
@@ -75,7 +75,7 @@ class Rows:
     """The model's inputs of each row; None for a row that cannot be used."""
     errors: list[RowProblem | None]
     """The problem of each of these; None for the others."""
-    kept: dict[str, Column] = field(default_factory=dict)
+    kept: dict[str, ColumnValues] = field(default_factory=dict)
     """The values of the columns that travel along, None where a row lacks one."""
     filtered: frozenset[int] = frozenset()
     """The numbers of the rows that the filter of the training data would remove."""
@@ -315,9 +315,9 @@ class _FileReading:
         self._done = 0
         """The number of the last row that was yielded."""
         self._remarks = RowProblems()
-        self.lacking_filter = "" if self._filter else "the sets of rows that the model was trained on are filtered "
+        differs = "the sets of rows that the model was trained on are filtered differently"
+        self.lacking_filter = "" if self._filter else differs
         """Why no row is filtered."""
-        self.lacking_filter += "" if self._filter else "differently"
 
     def warnings(self) -> list[str]:
         """What training would warn of in the rows that were read, in words."""
@@ -334,7 +334,7 @@ class _FileReading:
                 yield self._with_unread(rows, rows.numbers[-1])
                 self._done = rows.numbers[-1]
         if self._unread:
-            nothing: dict[str, Column] = {name: [] for name in self._kept}
+            nothing: dict[str, ColumnValues] = {name: [] for name in self._kept}
             yield self._with_unread(Rows([], [], [], nothing), math.inf)
         errors = [problem for problem in self._remarks.problems(self._wanted) if problem.level == "error"]
         if column_problems or errors:
@@ -399,7 +399,7 @@ class _FileReading:
         pairs = zip(block.numbers.tolist(), mask.tolist(), errors, strict=True)
         return frozenset(number for number, is_kept, error in pairs if not is_kept and error is None)
 
-    def _kept_values(self, values: Any, block: Block, add: Callable[[RowProblem], None]) -> Column:
+    def _kept_values(self, values: Any, block: Block, add: Callable[[RowProblem], None]) -> ColumnValues:
         """The values of a column that travels along. A row with a damaged one has an error."""
         if values is None:
             return [None] * len(block.numbers)
@@ -407,7 +407,7 @@ class _FileReading:
             return values
         if block.spelt:
             texts, damaged = decode_texts(values)
-            column: Column = texts.to_pylist()
+            column: ColumnValues = texts.to_pylist()
         else:
             column, damaged = _without_damage(values)
         for place in damaged:
@@ -457,7 +457,7 @@ def _without_damage(column: pa.Array) -> tuple[pa.Array, list[int]]:
     return _take(column, [None if place in damaged else place for place in range(len(column))]), damaged
 
 
-def _take(column: Column, places: Sequence[int | None]) -> Column:
+def _take(column: ColumnValues, places: Sequence[int | None]) -> ColumnValues:
     """The values at these places, with null for None."""
     if isinstance(column, pa.Array):
         return column.take(pa.array(places, pa.int64()))
@@ -508,7 +508,7 @@ def _join(parts: Sequence[Rows]) -> Rows:
     return Rows(numbers, inputs, errors, kept, frozenset[int]().union(*(part.filtered for part in parts)))
 
 
-def _concat(columns: Sequence[Column]) -> Column:
+def _concat(columns: Sequence[ColumnValues]) -> ColumnValues:
     if all(isinstance(column, pa.Array) for column in columns):
         return pa.concat_arrays(columns)
     return [value for column in columns for value in column]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from training.recipe import Data
     from training.recipe.source_columns import SourceColumns
 
-SPLITS = ("train", "validation", "test")
 MAX_NAMES_SHOWN = 50
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,6 @@ from training.data.label_indices import has_unknown
 from training.data.readers import Block
 from training.recipe.row_split import Kind
 from training.recipe.source_columns import SourceColumns, StoredColumn
-
-if TYPE_CHECKING:
-    pass
 
 # Words that programs write for a missing value. In a file they are ordinary texts.
 MISSING_WORDS = ("na", "n/a", "nan", "null", "none", "<na>")

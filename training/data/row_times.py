@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from training.data.readers import SPLITS, Block
+from training.data.ipc_files import SPLITS
+from training.data.readers import Block
 from training.data.row_groups import require_single_values
 from training.data.row_problems import shorten
 from training.problems import Problem, UserError

@@ -25,14 +25,9 @@ from training.recipe.field_types import split_version_name
 from training.recipe.fields import (
     Compute,
     Drift,
-    Evaluation,
-    Gate,
-    Hub,
     Model,
     Recipe,
-    Release,
     ResolvedCompute,
-    Tokens,
 )
 from training.recipe.overrides import ENTRYPOINT, SWEEP_ENTRYPOINT, parse_set, read_entries
 from training.recipe.rules.release_rules import fits_slice
@@ -40,7 +35,6 @@ from training.recipe.rules.slice_rules import FEWEST_ROWS
 from training.recipe.sweep import Parameter, Sweep, grid_values, is_whole, load_sweep, parse_sweep, settings_of
 from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import more_is_better
-from training.recipe.tables.row_checks import Level
 from training.recipe.training_fields import Lora, Training
 from training.recipe.validation import load, parse
 
@@ -53,18 +47,12 @@ __all__ = [
     "Compute",
     "Data",
     "Drift",
-    "Evaluation",
-    "Gate",
-    "Hub",
-    "Level",
     "Lora",
     "Model",
     "Parameter",
     "Recipe",
-    "Release",
     "ResolvedCompute",
     "Sweep",
-    "Tokens",
     "Training",
     "fits_slice",
     "grid_values",

@@ -128,9 +128,8 @@ def out_of_scope(name: str) -> str | None:
 
 def fits(value: Any, annotation: str) -> bool:
     """Whether a YAML value fits a field with this annotation; transformers itself checks types that YAML lacks."""
-    kinds = {"None": type(None), "bool": bool, "int": int, "str": str, "dict": dict, "list": list}
+    known = {"None": type(None), "bool": bool, "int": int, "float": float, "str": str, "dict": dict, "list": list}
     names = [kind.split("[")[0].strip() for kind in annotation.split("|")]
     if type(value) is int and "float" in names:
         return True
-    known = {**kinds, "float": float}
     return any(kind not in known or type(value) is known[kind] for kind in names)

@@ -35,6 +35,7 @@ WORD, NUMBER, LIST, MAPPING = "[word]", "[number]", "[list]", "[mapping]"
 INDEX = re.compile(r"\[\d+\]")
 
 Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 # YAML 1.1 reads a bare `no` as false.
 Word = BeforeValidator(lambda value: "no" if value is False else value)
 AutoOrCount = Annotated[

@@ -184,10 +184,10 @@ def grid_values(parameter: Parameter) -> list[Any] | None:
     """All values of a parameter in order; None if there is no end of them."""
     if parameter.choice is not None:
         return list(parameter.choice)
-    low, high = parameter.range or (0.0, 1.0)
-    step = parameter.step or (1 if parameter.range and is_whole(parameter) else None)
+    step = parameter.step or (1 if is_whole(parameter) else None)
     if parameter.range is None or step is None:
         return None
+    low, high = parameter.range
     first, distance = Decimal(str(low)), Decimal(str(step))  # 3 * 0.1 is more than 0.3
     values = [first + number * distance for number in range(int((Decimal(str(high)) - first) / distance) + 1)]
     return [int(value) if is_whole(parameter) else float(value) for value in values]

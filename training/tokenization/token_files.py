@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from training.data.arrow_columns import text_sizes
-from training.data.ipc_files import CORPUS, Spread, ipc_reader, ipc_writer, read_batches
+from training.data.ipc_files import CORPUS, SPLITS, Spread, ipc_reader, ipc_writer, read_batches
 from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
@@ -36,7 +36,6 @@ FEW_LOST = 0.0005
 """The share of truncated tokens up to which there is no warning: tables have the number of such rows."""
 FEW_UNKNOWN, MOST_UNKNOWN = 0.05, 0.5
 """The shares of unknown tokens above which there is a warning, and for training rows an error."""
-SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[int, int], None]
 

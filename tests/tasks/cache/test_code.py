@@ -67,7 +67,7 @@ ALLOWED = {
 ALLOWED_WHOLE = ("tasks.", "training.jobs", "training.problems")
 # Of the recipe, the tasks take more: values that they make inputs of a stage, and refusals.
 ALLOWED_IN_TASKS = {
-    "training.recipe": {"Compute", "Data", "Level", "Recipe", "ResolvedCompute", "parse"},
+    "training.recipe": {"Compute", "Data", "Recipe", "ResolvedCompute", "parse"},
     "training.recipe.tables.exports": {"libraries_of", "missing_packages"},
     "training.recipe.field_types": {"named_code"},
     "training.recipe.rules.column_rules": {"source_columns", "code_for_rows", "takes_template"},

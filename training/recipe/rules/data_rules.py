@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from training.problems import nearest
 from training.recipe.credentials import find_secret, variables_for
 from training.recipe.data_fields import MIX, OF_MIXTURE, set_names
+from training.recipe.field_types import SPLITS
 from training.recipe.filters import parse_filter
 from training.recipe.row_split import parse_gap, parse_time
 from training.recipe.rules.column_rules import (
@@ -25,7 +26,6 @@ from training.recipe.tables.row_checks import ALWAYS_ERRORS, LEVELS
 if TYPE_CHECKING:
     from training.recipe.column_types import Form
 
-_SPLITS = ("train", "validation", "test")
 # Common encodings, for "Did you mean"; Python's other encodings are accepted too.
 _ENCODINGS = (
     *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "iso-8859-15"),
@@ -120,9 +120,9 @@ def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     splits, source = written["data.splits"], written["data.source"]
     if splits is None:
         return
-    hints = {name: nearest(name, _SPLITS) for name in splits if name not in _SPLITS}
+    hints = {name: nearest(name, SPLITS) for name in splits if name not in SPLITS}
     for name, hint in hints.items():
-        yield f"data.splits.{name}", f"no such split: choose from {', '.join(_SPLITS)}.{hint}"
+        yield f"data.splits.{name}", f"no such split: choose from {', '.join(SPLITS)}.{hint}"
     if "train" not in splits and not any("'train'" in hint for hint in hints.values()):
         yield "data.splits.train", "is missing: training needs a train split."
     for name, value in splits.items():

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.problems import nearest
+from training.recipe.field_types import SPLITS
 from training.recipe.rules.column_rules import task_type_of
 from training.recipe.rules.data_rules import holds_out_test
 from training.recipe.rules.rule import MODULE_AND_NAME, Rule, WrittenRecipe
@@ -58,7 +59,7 @@ def absent_splits(evaluated: Iterable[str], source_splits: Iterable[str], data: 
     """Yields the recipe field of each evaluated split without rows, with the reason, given the source's splits (of a
     mixture: those of any set)."""
     held_out = {"validation"} | ({"test"} if any(one.holds_out_test for one in data.sets) else set())
-    existing = [split for split in ("train", "validation", "test") if split in {*source_splits} | held_out]
+    existing = [split for split in SPLITS if split in {*source_splits} | held_out]
     for index, name in enumerate(evaluated):
         if name not in existing:
             source = repr(data.path) if data.mix is None else f"the mixture of {' and '.join(data.set_names)}"

@@ -196,7 +196,7 @@ def more_is_better(figure: str) -> bool:
     return METRICS[figure].more_is_better if figure in METRICS else not figure.endswith("loss")
 
 
-FEWEST_ROWS = 20
+_FEWEST_ROWS = 20
 """With fewer rows, their labels say nothing about which of them is the frequent one."""
 
 
@@ -211,7 +211,7 @@ def frequent_positive(rows: Mapping[str, int]) -> str | None:
     if len(rows) != 2:
         return None
     (first, rare), (second, frequent) = rows.items()
-    if not rare or frequent < 2 * rare or rare + frequent < FEWEST_ROWS:
+    if not rare or frequent < 2 * rare or rare + frequent < _FEWEST_ROWS:
         return None
     share = f"{frequent:,} of {rare + frequent:,} rows"
     return f"computed for {second!r}, the label of {share}: for {first!r}, set data.label_names: [{second}, {first}]."
