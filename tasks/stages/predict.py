@@ -14,8 +14,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import files_of_version
 from training import task_types
-from training.data.ipc_files import CORPUS
-from training.data.readers import SPLITS
+from training.data.ipc_files import CORPUS, SPLITS
 from training.programs.predict import BlocksResult, ForwardSettings, PredictResult, PredictSettings
 from training.programs.predict_champion import PredictChampionResult, PredictChampionSettings
 from training.recipe import Recipe

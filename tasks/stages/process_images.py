@@ -6,7 +6,7 @@ from tasks.cache.code import figures_code
 from tasks.cache.results import Artifact
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from training import task_types
-from training.data.readers import SPLITS
+from training.data.ipc_files import SPLITS
 from training.jobs.protocol import TaskSettings
 from training.programs.create_model import ModelResult
 from training.programs.process_images import ProcessImagesResult

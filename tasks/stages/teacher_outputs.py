@@ -19,9 +19,8 @@ from tasks.jobs.retries import divide_batches
 from tasks.registry.champions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
-from training.data.ipc_files import CORPUS, groups_file
+from training.data.ipc_files import CORPUS, SPLITS, groups_file
 from training.data.prediction_rows import format_of
-from training.data.readers import SPLITS
 from training.data.unlabelled import FIELD as UNLABELLED
 from training.data.unlabelled import UnlabelledResult
 from training.data.unlabelled import load_unlabelled as read_unlabelled

@@ -20,7 +20,7 @@ from training.models.repository_files import read_json, uses_tokenizer_json
 from training.programs.create_model import ModelResult
 from training.programs.tokenize_with_transformers import TokenizeSettings
 from training.recipe import Recipe
-from training.tokenization.token_files import SPLITS, TokenizeResult
+from training.tokenization.token_files import TokenizeResult
 from training.tokenization.token_files import tokenize as to_tokens
 
 CHILD = "training.programs.tokenize_with_transformers"

@@ -195,7 +195,7 @@ def _score_blocks(corpus: Corpus, scores: Scores) -> Iterator[tuple[int, int, np
     number, at_once = len(corpus.queries), rows_at_once(len(corpus.documents))
     for first in range(0, number, at_once):
         last = min(first + at_once, number)
-        found = np.round(scores(first, last).astype(np.float64), DECIMALS)
+        found = scores(first, last).astype(np.float64).round(DECIMALS)
         found[np.isnan(found)] = -math.inf
         yield first, last, found
 
