@@ -18,6 +18,7 @@ from tasks.servers import MLFLOW_PORT, PREFECT_PORT, SERVE_PORT, ServicesState
 from tasks.services import lifecycle
 from tasks.services.doctor import Finding, run_checks
 from tasks.tracking.mlflow_run import list_runs
+from training.problems import UserError
 
 LEVEL = len("warning")
 MIN_TEXT_WIDTH = 40
@@ -102,6 +103,8 @@ def status(arguments: argparse.Namespace) -> int:
     With NAME, shows the last runs of a recipe instead. With --env, prints the environment variables that connect a
     shell to the servers; with --password, the login. The exit code is 0 if all servers of `finetune up` answer.
     """
+    if arguments.name is not None and (arguments.env or arguments.password):
+        raise UserError.of("option", "NAME", "is for runs of a recipe: leave it out, or --env and --password.")
     state = servers.read_running()
     served = [
         (f"serve {one.model}", one.address, servers.is_healthy(one.address))

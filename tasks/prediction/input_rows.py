@@ -33,6 +33,7 @@ from training.data.prediction_rows import RowReader, Rows, digest_all, digest_in
 from training.problems import Problem, UserError
 from training.recipe import BatchPrediction
 from training.recipe.batch_prediction import SHARD_ROWS, SHARD_TEXTS
+from training.recipe.credentials import describe_secret
 from training.recipe.reading_rules import ReadingRules
 from training.task_types.task_type import TaskType
 
@@ -120,8 +121,13 @@ def list_files(
     suffixes = rules.suffixes
     listing, problems = Listing(), list[Problem]()
     found: dict[str, SourceFile] = {}
+    if output is not None and (message := describe_secret(output, "parameters of runs")):
+        problems.append(Problem(kind="data", where="output", message=message))
     for number, path in enumerate(inputs):
         where = f"{field}[{number}]"
+        if message := describe_secret(path, "parameters of runs"):
+            problems.append(Problem(kind="data", where=where, message=message))
+            continue
         try:
             folder, files = listing.find_files(path, suffixes)
             texts = rules.folder_source if os.path.isdir(os.path.expanduser(local_path(path))) else None

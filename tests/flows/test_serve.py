@@ -152,6 +152,11 @@ def test_status_lists_a_server_until_it_ends(counter_home: Path, capsys: pytest.
     assert server.url not in capsys.readouterr().out
 
 
+def test_status_of_a_recipe_prints_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "counter", "--env"]) == 2
+    assert capsys.readouterr().err == "NAME: is for runs of a recipe: leave it out, or --env and --password.\n"
+
+
 def test_the_printed_command_asks_the_model(counter: Server) -> None:
     command = counter.printed.partition("Ask it:")[2].strip()
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout

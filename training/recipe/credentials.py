@@ -67,6 +67,15 @@ def find_secret(url: str) -> str | None:
     return "a token in its path" if any(map(_is_token, path.split("/"))) else None
 
 
+def describe_secret(url: str, stored: str) -> str | None:
+    """Returns what is wrong with a URL that holds a credential, without its value, and what to do; None if it holds
+    none. `stored` names what has the URL, in the plural."""
+    if (secret := find_secret(url)) is None:
+        return None
+    message = f"holds {secret}, and {stored} are stored and shown: set credentials in the environment instead: "
+    return f"{message}{variables_for(url)}."
+
+
 def remove_secrets(url: str) -> str:
     """Returns the URL without credentials."""
     if not find_secret(url):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from training.problems import nearest
-from training.recipe.credentials import find_secret, variables_for
+from training.recipe.credentials import describe_secret
 from training.recipe.data_fields import MIX, OF_MIXTURE, set_names
 from training.recipe.field_types import SPLITS
 from training.recipe.filters import parse_filter
@@ -111,9 +111,8 @@ def _secrets(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     for name, paths in (written["data.splits"] or {}).items():
         places += [(f"data.splits.{name}", value) for value in (paths if isinstance(paths, list) else [paths])]
     for where, value in places:
-        if secret := find_secret(value):  # the message omits the value, because problems are logged
-            message = f"holds {secret}, and recipes are stored and shown: set credentials in the environment instead: "
-            yield where, f"{message}{variables_for(value)}."
+        if message := describe_secret(value, "recipes"):
+            yield where, message
 
 
 def _splits(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
