@@ -118,57 +118,65 @@ def list_files(
         rules: How the files are read: they know its formats.
         remarks: Gets a sentence on each folder with folders of rows, which are not read; predictions are none.
     """
-    suffixes = rules.suffixes
-    listing, problems = Listing(), list[Problem]()
-    found: dict[str, SourceFile] = {}
+    listing, problems, found = Listing(), list[Problem](), dict[str, SourceFile]()
     if output is not None and (message := describe_secret(output, "parameters of runs")):
         problems.append(Problem(kind="data", where="output", message=message))
     for number, path in enumerate(inputs):
-        where = f"{field}[{number}]"
-        if message := describe_secret(path, "parameters of runs"):
-            problems.append(Problem(kind="data", where=where, message=message))
-            continue
-        try:
-            folder, files = listing.find_files(path, suffixes)
-            texts = rules.folder_source if os.path.isdir(os.path.expanduser(local_path(path))) else None
-            if texts and all(format_of(file.file, rules) == texts for file in files):
-                files = [SourceFile(folder)] if list_texts(folder)[0] else []
-        except UserError as error:
-            problems += [
-                problem.model_copy(update={"where": where}) if problem.where == "data.path" else problem
-                for problem in error.problems
-            ]
-            continue
-        if not files:
-            message = (
-                f"{display_name(path)} has no file of rows: give files with one of the suffixes {', '.join(suffixes)}."
-            )
-            problems.append(Problem(kind="data", where=where, message=message))
-        for file in files:
-            try:
-                format_of(file.file, rules)
-            except UserError as error:
-                problems += [
-                    problem.model_copy(update={"where": where, "message": f"{problem.where} {problem.message}"})
-                    for problem in error.problems
-                ]
-            if output is not None and _is_inside(file.file, output):
-                message = f"{display_name(file.file)} is in the output: name another output, or move the file."
-                problems.append(Problem(kind="data", where=where, message=message))
-            found[file.file] = file
-        if remarks is not None and not any(os.path.isdir(file.file) for file in files):
-            own = output if output is None or is_url(output) else str(Path(output).expanduser().absolute())
-            base = local_path(path).rstrip("/")
-            inner = [
-                name
-                for name in listing.unread_folders(path, suffixes)
-                if own is None or not _is_inside(own, f"{base}/{name}")
-            ]
-            remarks += [describe_unread(path, inner)] if inner else []
+        files, of_path = _list_path(path, f"{field}[{number}]", listing, output, rules)
+        problems += of_path
+        found |= {file.file: file for file in files}
+        if remarks is not None and files and not any(os.path.isdir(file.file) for file in files):
+            remarks += _remark_unread(path, listing, output, rules)
     if problems:
         raise UserError(problems)
     rules.require_used(format_of(file, rules) for file in found)
     return list(found.values())
+
+
+def _list_path(
+    path: str, where: str, listing: Listing, output: str | None, rules: ReadingRules
+) -> tuple[list[SourceFile], list[Problem]]:
+    """The files of one path, and what is wrong with it and them."""
+    if message := describe_secret(path, "parameters of runs"):
+        return [], [Problem(kind="data", where=where, message=message)]
+    try:
+        folder, files = listing.find_files(path, rules.suffixes)
+        texts = rules.folder_source if os.path.isdir(os.path.expanduser(local_path(path))) else None
+        if texts and all(format_of(file.file, rules) == texts for file in files):
+            files = [SourceFile(folder)] if list_texts(folder)[0] else []
+    except UserError as error:
+        return [], [
+            problem.model_copy(update={"where": where}) if problem.where == "data.path" else problem
+            for problem in error.problems
+        ]
+    if not files:
+        message = f"{display_name(path)} has no file of rows: give files with one of the suffixes "
+        return [], [Problem(kind="data", where=where, message=f"{message}{', '.join(rules.suffixes)}.")]
+    problems = list[Problem]()
+    for file in files:
+        try:
+            format_of(file.file, rules)
+        except UserError as error:
+            problems += [
+                problem.model_copy(update={"where": where, "message": f"{problem.where} {problem.message}"})
+                for problem in error.problems
+            ]
+        if output is not None and _is_inside(file.file, output):
+            message = f"{display_name(file.file)} is in the output: name another output, or move the file."
+            problems.append(Problem(kind="data", where=where, message=message))
+    return files, problems
+
+
+def _remark_unread(path: str, listing: Listing, output: str | None, rules: ReadingRules) -> list[str]:
+    """A sentence on the folders of rows in a folder, which are not read, apart from the output; none without any."""
+    own = output if output is None or is_url(output) else str(Path(output).expanduser().absolute())
+    base = local_path(path).rstrip("/")
+    inner = [
+        name
+        for name in listing.unread_folders(path, rules.suffixes)
+        if own is None or not _is_inside(own, f"{base}/{name}")
+    ]
+    return [describe_unread(path, inner)] if inner else []
 
 
 def _is_inside(file: str, output: str) -> bool:

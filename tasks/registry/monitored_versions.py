@@ -8,7 +8,7 @@ reports are files of that run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.cache.results import Artifact, Champion
 from tasks.home import home, named_lock
+from tasks.jobs.retries import BatchDivision
 from tasks.registry import lineage, untrusted_code
 from tasks.registry.model_spec import find_model, read_by
 from tasks.registry.versions import (
@@ -73,6 +74,17 @@ class MonitoredVersion(BaseModel):
     """Of the judged split, at its registration."""
     mlflow_run: str | None
     """The run that registered it."""
+
+    def divide_batches(self, program: str, rows: int) -> Callable[[Path], BatchDivision]:
+        """As `retries.divide_batches`, for a program that uses the version in full precision."""
+        return lambda model: BatchDivision(
+            rows,
+            model,
+            program=program,
+            max_length=self.champion.max_length,
+            mixed_precision="no",
+            options=self.options,
+        )
 
 
 def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | None = None) -> MonitoredVersion:

@@ -8,7 +8,6 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage, whole
-from tasks.jobs.retries import BatchDivision
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import (
     LaterEvaluation,
@@ -54,14 +53,7 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
             *("torch", "transformers", "tokenizers", "pyarrow"),
             *task_types.load(version.task, version.options).libraries,
         ),
-        batches=lambda model: BatchDivision(
-            batch_size,
-            model,
-            program=program,
-            max_length=version.champion.max_length,
-            mixed_precision="no",
-            options=version.options,
-        ),
+        batches=version.divide_batches(program, batch_size),
     )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files, StageJob, files_of, stage
-from tasks.jobs.retries import BatchDivision
 from tasks.prediction.drift_samples import Sample
 from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import MonitoredVersion
@@ -77,12 +76,5 @@ def _observe(
         code=task_types.code_modules(version.task),
         users_code=task_types.user_code(version.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),
-        batches=lambda model: BatchDivision(
-            BATCH_ROWS,
-            model,
-            program=PROGRAM,
-            max_length=version.champion.max_length,
-            mixed_precision="no",
-            options=version.options,
-        ),
+        batches=version.divide_batches(PROGRAM, BATCH_ROWS),
     )

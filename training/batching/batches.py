@@ -44,7 +44,6 @@ class TokenRows(Dataset[dict[str, Any]]):
     def __init__(self, rows: Path | pa.Table, only: npt.NDArray[np.bool_] | None = None) -> None:
         """`only` (N,): the rows to take; None for all. Their lists stay where they are."""
         self._whole = rows if isinstance(rows, pa.Table) else read_table(rows)
-        self._only = only
         self._places = None if only is None else np.flatnonzero(only)
         """(N,) the place of each row in the whole table; None if it has no others."""
         chunks = self._whole.to_batches()
@@ -64,14 +63,14 @@ class TokenRows(Dataset[dict[str, Any]]):
     def table(self) -> pa.Table:
         """The rows with all columns, copied unless they are all rows."""
         columns = self._whole.column_names
-        return self._whole if self._only is None else pa.table({name: self._column(name) for name in columns})
+        return self._whole if self._places is None else pa.table({name: self._column(name) for name in columns})
 
     def _column(self, name: str) -> pa.ChunkedArray:
         """A column of the rows. The numbers in `row` count from 0 again."""
         column = self._whole[name]
-        if self._only is None:
+        if self._places is None:
             return column
-        column = column.filter(pa.array(self._only))
+        column = column.take(pa.array(self._places))
         if name != "row":
             return column
         _, numbers = np.unique(column.to_numpy(), return_inverse=True)

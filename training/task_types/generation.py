@@ -202,8 +202,8 @@ def generate_answers(
 def pad_prompts(
     prompts: Sequence[Ids], settings: GenerationConfig
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The tokens of a batch (N, T), padded on the left, and the mask of those that are no padding (N, T). An empty
-    prompt becomes the bos token, or else an eos token."""
+    """Pads N prompts on the left to T tokens, the longest. Returns the tokens (N, T), and a mask (N, T) that is 1 for a
+    prompt's own tokens and 0 for padding. An empty prompt becomes the bos token, or else an eos token."""
     begin = next(iter((*listed(settings.bos_token_id), *listed(settings.eos_token_id))), 0)
     rows = [prompt if len(prompt) else np.array([begin], np.int32) for prompt in prompts]
     width = max(map(len, rows))

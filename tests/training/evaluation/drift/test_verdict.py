@@ -176,7 +176,7 @@ def test_labels_that_changed_their_meaning_are_not_seen() -> None:
 
 
 def test_report_is_drawn_if_any_difference_matters(tmp_path: Path) -> None:
-    """The recipe's smallest thresholds are no effect at all, of which no effect is a multiple."""
+    """At the smallest thresholds that a recipe takes, effects cannot be drawn as multiples of the threshold."""
     reference, new = rows(0, 400), rows(1, 300, new_words=0.5)
     report = build_report(reference, new, Thresholds(cohens_w=0, distance=0, auc=0.5), alpha=0.05, min_rows=100)
     assert report["verdict"] == "drifted"
