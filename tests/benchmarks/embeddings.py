@@ -1,9 +1,10 @@
 """Embeddings of many short documents by `finetune predict`, against the raw forward pass on the same batches.
 
 The rate is that of the further documents: a command with a tenth of them runs first, and its time is subtracted from
-that with all, so that starts and imports do not count. Run as a program it is one process: `... register MODEL`
-registers the model in the home, and `... raw MODEL FILE FIRST` prints the seconds, and those of processor time, of the
-forward pass alone on the file's documents from FIRST on.
+that with all, so that starts and imports do not count. Commands and forward pass take turns, because the speed of a
+machine changes. Run as a program it is one process: `... register MODEL` registers the model in the home, and
+`... raw MODEL FILE FIRST` prints the seconds, and those of processor time, of the forward pass alone on the file's
+documents from FIRST on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +34,7 @@ from training.jobs.processes import descendants
 from training.jobs.protocol import OUTPUT
 from training.recipe.batch_prediction import SHARD_ROWS
 
+TURNS = 3
 WORDS = 10
 BATCH_ROWS = 64
 MAX_TOKENS = 64
@@ -58,6 +61,25 @@ class Ran:
     result: Any = None
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The command for a tenth of the documents, for all, and the forward pass for the others."""
+
+    few: Ran
+    many: Ran
+    raw: Ran
+
+    @property
+    def seconds(self) -> float:
+        """Of the command, for the further documents."""
+        return self.many.wall_s - self.few.wall_s
+
+    @property
+    def processor_s(self) -> float:
+        """The same of the processors."""
+        return self.many.processor_s - self.few.processor_s
+
+
 def measure(subject: Subject) -> list[Row]:
     """The ratio of the rates, the memory for ten times the documents, and what one appended document costs."""
     many, folder = subject.documents, subject.folder / "embeddings"
@@ -67,24 +89,28 @@ def measure(subject: Subject) -> list[Row]:
     home.mkdir(mode=0o700)
     _child(home, "register", str(model))
     texts = _make_documents(subject, many + few + 1)
-    first = _predict(home, _write(folder / "few.parquet", texts[many + 1 :]), folder / "few")
-    file = _write(folder / "many.parquet", texts[:many])
-    whole = _predict(home, file, folder / "many")
-    raw = Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few))))
-    again = _predict(home, _write(file, texts[: many + 1]), folder / "many")
-    rows, seconds = many - few, whole.wall_s - first.wall_s
-    how = f"{rows:,} documents of {WORDS} words, {SMALL['hidden_size']} dimensions; "
-    how += f"{rows / seconds:,.0f} documents/s, and "
-    how += f"{rows / raw.wall_s:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; the command took "
-    how += f"{whole.wall_s:.1f} s for {many:,}"
-    processor = raw.processor_s / (whole.processor_s - first.processor_s)
-    memory = (
-        f"peak of all processes: {first.peak_mib:.0f} MiB for {few:,} documents, {whole.peak_mib:.0f} MiB for {many:,}"
-    )
+    beginning, file = _write(folder / "few.parquet", texts[many + 1 :]), _write(folder / "many.parquet", texts[:many])
+    turns = [
+        Turn(
+            _predict(home, beginning, folder / f"few-{number}"),
+            _predict(home, file, folder / f"many-{number}"),
+            Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few)))),
+        )
+        for number in range(TURNS)
+    ]
+    again = _predict(home, _write(file, texts[: many + 1]), folder / "many-0")
+    rows, ratios = many - few, [turn.raw.wall_s / turn.seconds for turn in turns]
+    rate, raw = rows / median(turn.seconds for turn in turns), rows / median(turn.raw.wall_s for turn in turns)
+    how = f"{rows:,} documents of {WORDS} words, {SMALL['hidden_size']} dimensions, {TURNS} times in turn; medians; "
+    how += f"{rate:,.0f} documents/s, and {raw:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; "
+    how += f"{min(ratios):.2f} to {max(ratios):.2f}"
+    processor = median(turn.raw.processor_s / turn.processor_s for turn in turns)
+    small, large = max(turn.few.peak_mib for turn in turns), max(turn.many.peak_mib for turn in turns)
+    memory = f"peak of all processes: {small:.0f} MiB for {few:,} documents, {large:.0f} MiB for {many:,}"
     return [
-        Row("embeddings of documents / raw forward pass", raw.wall_s / seconds, how, least=0.9),
+        Row("embeddings of documents / raw forward pass", median(ratios), how, least=0.9),
         Row("the same in processor time", processor, "the command's other work counts against it"),
-        Row("embeddings: memory for 10 times the documents", whole.peak_mib / first.peak_mib, memory, most=1.10),
+        Row("embeddings: memory for 10 times the documents", large / small, memory, most=1.10),
         Row(
             "embeddings: documents that one appended document embeds",
             again.result["counts"]["new"],
