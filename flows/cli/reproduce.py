@@ -149,7 +149,7 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
             remove_reproduction(piece.path)
     fresh = into or Path(tempfile.mkdtemp(prefix=f"{own.name}-reproduced-", dir=own.parent))
     mark = fresh / REPRODUCES
-    marked = mark.is_file() and mark.read_text() == model
+    marked = mark.is_file() and mark.read_text(encoding="utf-8") == model
     if fresh.exists() and not fresh.is_dir():
         raise UserError.of("option", "--into", f"{fresh} is not a folder: name an empty or a new folder.")
     if fresh.is_dir() and not marked and any(file != mark for file in fresh.iterdir()):
@@ -166,7 +166,7 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
                 message = f"another `finetune reproduce` runs in {fresh}: wait until it ends, or name another folder."
                 raise UserError.of("option", "--into", message)
             if not marked:
-                mark.write_text(model)
+                mark.write_text(model, encoding="utf-8")
             if into is None:
                 (fresh / UNFINISHED).touch()
             else:

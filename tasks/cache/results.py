@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 from typing_extensions import TypeVar
 
 from tasks.home import home
+from training.data.ipc_files import read_labels
 from training.evaluation.scores import ComparedExport as ComparedExport
 from training.evaluation.scores import Comparison as Comparison
 from training.evaluation.scores import HeldRows as HeldRows
@@ -55,7 +55,7 @@ class Artifact(BaseModel, Generic[Result]):
 
 def label_names(data: Artifact) -> list[str]:
     """Reads the names of the labels in an artifact of load_data, in the order of their indices."""
-    return list(json.loads((data.path / "labels.json").read_text()))
+    return read_labels(data.path)
 
 
 def by_stage(artifacts: Iterable[Artifact | None]) -> dict[str, Artifact]:

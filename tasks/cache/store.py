@@ -169,14 +169,14 @@ def discard(stage: str, key: str, why: str) -> Path | None:
     room.mkdir(mode=0o700, exist_ok=True)
     kept = room / f"{time.strftime('%Y%m%dT%H%M%S')}-{stage}-{key[:16]}-{uuid.uuid4().hex[:4]}"
     place.rename(kept)
-    (kept / "quarantined.txt").write_text(why + "\n")
+    (kept / "quarantined.txt").write_text(why + "\n", encoding="utf-8")
     return kept
 
 
 def count_damaged() -> int:
     """The number of artifacts in quarantine that were found damaged."""
     reasons = (home() / "quarantine").glob("*/quarantined.txt")
-    return sum(reason.read_text().strip() != REPLACED for reason in reasons)
+    return sum(reason.read_text(encoding="utf-8").strip() != REPLACED for reason in reasons)
 
 
 def inputs_of(stage: str, key: str) -> dict[str, Any] | None:

@@ -304,7 +304,7 @@ class _Folder(Output):
             self._folder.remove(name)
         manifest = {**counts, "parts": [self._entries[name] for name in self._names.values()]}
         staged = self._folder.staged(MANIFEST)
-        staged.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        staged.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         fsync(staged)
         self._folder.publish(staged, MANIFEST)
 

@@ -246,10 +246,10 @@ def find_record(name: str) -> dict[str, Any]:
     if len(here) > 1:
         raise _ambiguous_id(name)
     if here:
-        return _parse(here[0].read_text(), name)
+        return _parse(here[0].read_text(encoding="utf-8"), name)
     for path in _list_records():
         with contextlib.suppress(UserError):  # a damaged record does not hide the others
-            found = _parse(path.read_text(), name)
+            found = _parse(path.read_text(encoding="utf-8"), name)
             if found["recipe"]["name"] == name:
                 return found
     with mlflow_errors():
@@ -272,7 +272,7 @@ def find_version(name: str) -> dict[str, Any]:
         version = need_version(client, model, alias=alias, version=number)
         run = read_name(version, FLOW_RUN_TAG)
         file = home() / "runs" / (run or "") / LINEAGE
-        text = file.read_text() if run and file.is_file() else _download(client, version.run_id)
+        text = file.read_text(encoding="utf-8") if run and file.is_file() else _download(client, version.run_id)
     shown = f"{model_name}/{version.version}"
     if text is None:
         message = f"{shown} has no {LINEAGE}: it was not registered by a run of finetune."
@@ -369,7 +369,7 @@ def _describe_model(ref: Artifact, files: Mapping[str, dict[str, Any]]) -> dict[
 def _read_environment(refs: Mapping[str, Artifact]) -> dict[str, Any] | None:
     """The environment of the training; a cached training may have run on another machine."""
     try:
-        return dict(json.loads((refs["fit"].path / ENVIRONMENT).read_text()))
+        return dict(json.loads((refs["fit"].path / ENVIRONMENT).read_text(encoding="utf-8")))
     except (KeyError, OSError, ValueError):
         return None
 
@@ -439,7 +439,7 @@ def _download(client: MlflowClient, run_id: str | None) -> str | None:
     if not run_id or not any(file.path == LINEAGE for file in client.list_artifacts(run_id)):
         return None
     with tempfile.TemporaryDirectory() as aside:
-        return Path(client.download_artifacts(run_id, LINEAGE, aside)).read_text()
+        return Path(client.download_artifacts(run_id, LINEAGE, aside)).read_text(encoding="utf-8")
 
 
 def _ambiguous_id(digits: str) -> UserError:

@@ -214,7 +214,7 @@ class ArtifactUploads:
             mark = self._mark(stage, key)
             mark.touch(mode=0o600)
             if made:
-                mark.write_text(made)
+                mark.write_text(made, encoding="utf-8")
         with self._turn:
             self._queue[stage, key] = True
             self._start()
@@ -322,7 +322,7 @@ class ArtifactUploads:
             mark.unlink(missing_ok=True)
 
     def _send(self, stage: str, key: str, stop: threading.Event) -> Upload:
-        made = self._mark(stage, key).read_text()
+        made = self._mark(stage, key).read_text(encoding="utf-8")
         try:
             return self._shared.upload(stage, key, stop, made=made)
         except DamagedObject as damage:
@@ -333,10 +333,10 @@ class ArtifactUploads:
     def _note_read_only(self, error: Forbidden) -> list[str]:
         """The note for a consumer, once for each home and bucket."""
         marker = self._folder / ".read-only"
-        if marker.is_file() and marker.read_text() == self._url:
+        if marker.is_file() and marker.read_text(encoding="utf-8") == self._url:
             return []
         with contextlib.suppress(OSError):
-            marker.write_text(self._url)
+            marker.write_text(self._url, encoding="utf-8")
         return [f"{self._url} may only be read, so this home uploads nothing to it: {error}"]
 
     def _mark(self, stage: str, key: str) -> Path:

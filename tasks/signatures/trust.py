@@ -119,7 +119,7 @@ def read_trust() -> Trust:
     with all mistakes in the file."""
     file = home_path() / FILE
     try:
-        return Trust.model_validate(yaml.safe_load(file.read_text()) or {})
+        return Trust.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     except FileNotFoundError:
         return Trust()
     except ValidationError as error:

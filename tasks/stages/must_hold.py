@@ -14,6 +14,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, stage, whole
 from tasks.jobs.retries import divide_batches
 from tasks.reports.row_reports import emit_warnings, read_report
 from training import task_types
+from training.data.ipc_files import read_labels
 from training.data.load_rows import LoadDataResult, load
 from training.data.prediction_rows import format_of
 from training.data.sources import reading_by_name
@@ -97,12 +98,12 @@ def read_must_hold(settings: LoadMustHoldSettings, rows: Path, out: Path, progre
     """Writes the rows to the folder `out`; `rows` is the folder with those of the recipe. Raises UserError with every
     problem."""
     task_type, report = specification(settings.task, settings.options), read_report(rows)
-    names = json.loads((rows / "labels.json").read_text())
+    names = read_labels(rows)
     data = settings.data.model_copy(update={"label_names": names if len(names) > 1 else None})
     sources, spelt = {SPLIT: [pin.path for pin in settings.files]}, dict(report.get("spelt", {}))
     with unchanged(settings.files):
         result = load(data, task_type, sources, out, progress, [SPLIT], only=SPLIT, spelt=spelt)
-    reason = json.loads((out / "slices.json").read_text())["left_out"].get(settings.reason)
+    reason = json.loads((out / "slices.json").read_text(encoding="utf-8"))["left_out"].get(settings.reason)
     if reason and reason != "holds no value":
         message = f"column {settings.reason!r} {reason}: name another in {FIELD}.reason, or shorten its texts."
         raise UserError([Problem(kind="data", where=f"{FIELD}.reason", message=message)])

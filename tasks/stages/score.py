@@ -17,7 +17,7 @@ from tasks.jobs.job import StageJob, files_of, folder_of, job_of, stage
 from tasks.registry.versions import LONGEST_TAG
 from tasks.reports.row_reports import read_report
 from training import task_types
-from training.data.ipc_files import CORPUS, groups_file, ipc_reader
+from training.data.ipc_files import CORPUS, groups_file, ipc_reader, read_labels
 from training.evaluation.scores import SplitScores
 from training.evaluation.slices import of_column, of_length
 from training.evaluation.stored_calibration import most_characters
@@ -73,7 +73,7 @@ def require_fitting(recipe: Recipe, data: object) -> None:
 def find_frequent_positive(recipe: Recipe, rows: Path) -> Iterator[Problem]:
     """The warning about metrics of the second of two labels if it is by far the more frequent one in train, and the
     recipe does not name the order. `rows` is the folder of load_data."""
-    labels, of_second = json.loads((rows / "labels.json").read_text()), metrics_of_second(recipe.evaluation.metrics)
+    labels, of_second = read_labels(rows), metrics_of_second(recipe.evaluation.metrics)
     if of_second and specification_class(recipe.task).prediction_type == ONE_LABEL and recipe.data.label_names is None:
         counts = read_report(rows)["labels"]["train"]
         if message := frequent_positive({label: counts.get(label, 0) for label in labels}):
@@ -82,7 +82,7 @@ def find_frequent_positive(recipe: Recipe, rows: Path) -> Iterator[Problem]:
 
 
 def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
-    names, labels = recipe.evaluation.slices, json.loads((rows / "labels.json").read_text())
+    names, labels = recipe.evaluation.slices, read_labels(rows)
     splits = [file.stem for file in rows.glob("*.arrow")]
     for where, message in absent_splits(recipe.evaluation.splits, splits, recipe.data):
         yield Problem(kind="data", where=where, message=message)

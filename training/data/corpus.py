@@ -55,9 +55,9 @@ def load_corpus(
     if not documents:
         message = f"none of {len(unusable):,} rows has a text in column {names[column]!r}: name another file, or the "
         raise UserError.of("data", FIELD, f"{message}column in data.columns.{column}.")
-    report = json.loads((out / "log" / "report.json").read_text())
+    report = json.loads((out / "log" / "report.json").read_text(encoding="utf-8"))
     report[CORPUS] = documents
     if unusable:
         message = f"{len(unusable):,} of {documents + len(unusable):,} rows are left out; the first {unusable[0]}"
         report["problems"].append(Problem(kind="data", where=FIELD, message=message, level="warning").model_dump())
-    (out / "log" / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    (out / "log" / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ A user's Arrow files are read by parquet_and_arrow_files.py.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ CORPUS = "corpus"
 def groups_file(split: str) -> str:
     """The file of load_data with a hash of the group of each row, in the column `group`, if rows have groups."""
     return f"{split}.groups.arrow"
+
+
+def read_labels(folder: Path) -> list[str]:
+    """The names of the labels in a folder of load_data, in the order of their indices; none if rows have no labels."""
+    return list(json.loads((folder / "labels.json").read_text(encoding="utf-8")))
 
 
 @contextmanager

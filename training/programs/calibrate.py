@@ -14,7 +14,6 @@ seen: training/evaluation/abstention.py says why.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from training import task_types
+from training.data.ipc_files import read_labels
 from training.evaluation.abstention import Judged, LabelThreshold, find_thresholds, least_probability, risk_coverage
 from training.evaluation.calibration import calibration_error, fit_many_labels, fit_one_label
 from training.evaluation.predictions import Floats, ManyLabels, Mask, OneLabel
@@ -68,7 +68,7 @@ def main(job_dir: Path, job: Job, events: Events) -> CalibrateResult:
 
     settings = CalibrateSettings.model_validate(job.settings)
     task_type = task_types.load(settings.task, settings.options)
-    labels = json.loads((Path(job.inputs["data"]) / "labels.json").read_text())
+    labels = read_labels(Path(job.inputs["data"]))
     output = job_dir / OUTPUT
     validation = _Split(task_type, job, "validation", labels)
     calibration = _fit(validation, labels)

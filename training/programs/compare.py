@@ -14,7 +14,6 @@ result     training.evaluation.scores.Comparison
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from training import task_types
+from training.data.ipc_files import read_labels
 from training.data.row_problems import shorten
 from training.evaluation.constant_predictions import Constant, Rival, is_constant
 from training.evaluation.group_tests import gain_by_groups, groups_for_share, highest_share_by_groups
@@ -88,7 +88,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     settings = CompareSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
     data = Path(job.inputs["data"])
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     table = pq.read_table(Path(job.inputs["predictions"], f"{split}.parquet"))
     new, champion_table = task_type.metric_inputs(table, labels), None
     rival = None
@@ -117,7 +117,7 @@ def main(job_dir: Path, job: Job, events: Events) -> Comparison:
     samples = sample_disagreements(new, old, settings.figure, rows, task_type.image_columns())
     flips = bound_flips(new, old, settings, samples, groups)
     compared = compared.model_copy(update={"answers": judged.metrics, "flips": flips})
-    (output / "comparison.json").write_text(compared.model_dump_json(indent=1))
+    (output / "comparison.json").write_text(compared.model_dump_json(indent=1), encoding="utf-8")
     write_samples(samples, output / "log" / "disagreements.csv")
     return compared
 

@@ -25,7 +25,7 @@ from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from training import task_types
-from training.data.ipc_files import CORPUS
+from training.data.ipc_files import CORPUS, read_labels
 from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedExport
@@ -77,7 +77,7 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, ComparedExport]:
     tokenizer = loading.load_preprocessor(task_type, folder)
     collate = task_type.collator(tokenizer, loading.padding_multiple())
     network = loading.load_trained(task_type, folder)
-    labels = json.loads(Path(job.inputs["data"], "labels.json").read_text())
+    labels = read_labels(Path(job.inputs["data"]))
     rows = TokenRows(Path(job.inputs["tokens"]) / f"{split}.arrow")
     timed = sample(rows)
     file = Path(job.inputs["predictions"]) / f"{split}.parquet"

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from training import task_types
+from training.data.ipc_files import read_labels
 from training.evaluation.bootstrap import DRAWS, SEED, draw_figures
 from training.evaluation.predictions import Floats
 from training.evaluation.row_groups import Groups
@@ -49,7 +50,7 @@ def main(job_dir: Path, job: Job, events: Events) -> list[VariantGain]:
     settings = CompareSeedsSettings.model_validate(job.settings)
     task_type, split = task_types.load(settings.task, settings.options), settings.split
     data = Path(job.inputs["data"])
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     groups, sign, rows = None, -1.0 if settings.less_is_better else 1.0, 0
     values, drawn = dict[str, Floats](), dict[str, Floats]()
     total = sum(map(len, settings.trials.values()))

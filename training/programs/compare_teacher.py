@@ -11,7 +11,6 @@ result     training.evaluation.scores.ComparedTeacher
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Literal
 import pyarrow as pa
 
 from training import task_types
-from training.data.ipc_files import read_table
+from training.data.ipc_files import read_labels, read_table
 from training.evaluation.constant_predictions import sample_evenly
 from training.evaluation.row_groups import Groups
 from training.evaluation.scores import ComparedTeacher, SizeAndSpeed
@@ -58,7 +57,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ComparedTeacher:
     loading.make_deterministic()
     settings = CompareTeacherSettings.model_validate(job.settings)
     task_type, data, split = task_types.load(settings.task, settings.options), Path(job.inputs["data"]), settings.split
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     new, old = (
         read_predictions(task_type, Path(job.inputs[name]) / f"{split}.parquet", labels)
         for name in ("predictions", "teacher")
@@ -81,9 +80,9 @@ def main(job_dir: Path, job: Job, events: Events) -> ComparedTeacher:
     values = [metrics.compute(settings.shown, given) for given in (new, old)]
     figures = {name: (value, values[1][name]) for name, value in values[0].items() if name in values[1]}
     found = ComparedTeacher(student=sizes[0], teacher=sizes[1], figures=figures, comparison=comparison)
-    (job_dir / OUTPUT / "comparison.json").write_text(comparison.model_dump_json(indent=1))
+    (job_dir / OUTPUT / "comparison.json").write_text(comparison.model_dump_json(indent=1), encoding="utf-8")
     (job_dir / OUTPUT / "log").mkdir()
-    (job_dir / OUTPUT / "log" / "teacher.json").write_text(found.model_dump_json(indent=1))
+    (job_dir / OUTPUT / "log" / "teacher.json").write_text(found.model_dump_json(indent=1), encoding="utf-8")
     return found
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.data.ipc_files import read_table
+from training.data.ipc_files import read_labels, read_table
 from training.evaluation import slices
 from training.evaluation.bootstrap import DRAWS, SEED, draw_differences, interval, match_rows
 from training.evaluation.predictions import ManyLabels, OneLabel, Predictions
@@ -157,7 +157,7 @@ def _compare(
 
 
 def _read(task_type: TaskType, predictions: Path, split: str, data: Path) -> Predictions:
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     return read_predictions(task_type, predictions / f"{split}.parquet", labels)
 
 

@@ -12,7 +12,6 @@ result     training.evaluation.scores.SuspectLabels
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from training import task_types
 from training.data.corrections import row_names, spell_label, write_review
 from training.data.duplicates import Hashes, hash_rows
-from training.data.ipc_files import read_batches
+from training.data.ipc_files import read_batches, read_labels
 from training.evaluation.label_errors import Suspects, find_outliers, find_suspects, find_wrong_tags, two_outcomes
 from training.evaluation.predictions import Floats, ManyLabels, Numbers, OneLabel, Predictions, Rows
 from training.evaluation.scores import ErrorShare, SuspectLabels, SuspectRow
@@ -58,7 +57,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SuspectLabels:
     """Lists the rows. Raises UserError for a task type without labels."""
     settings = ListLabelsSettings.model_validate(job.settings)
     task_type, data = task_types.load(settings.task, settings.options), Path(job.inputs["data"])
-    names = json.loads((data / "labels.json").read_text())
+    names = read_labels(data)
     predicted = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{SPLIT}.parquet", names)
     if not isinstance(predicted, OneLabel | ManyLabels | Tagged | Numbers):
         message = f"{settings.task!r} has no labels that can be wrong: leave its rows to the checks of data.checks."
@@ -149,7 +148,7 @@ def _read_other(job: Job, columns: Sequence[str]) -> dict[int, str]:
     if "other" not in job.inputs:
         return {}
     folder = Path(job.inputs["other"])
-    hashes, labels = _read_rows(folder / f"{OTHER}.arrow", columns, json.loads((folder / "labels.json").read_text()))
+    hashes, labels = _read_rows(folder / f"{OTHER}.arrow", columns, read_labels(folder))
     return dict(zip(hashes.tolist(), labels, strict=True))
 
 

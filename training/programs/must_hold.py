@@ -11,13 +11,12 @@ result     training.evaluation.scores.HeldRows
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from training import task_types
-from training.data.ipc_files import read_table
+from training.data.ipc_files import read_labels, read_table
 from training.data.row_problems import shorten
 from training.evaluation.scores import HeldRows, WrongRow
 from training.jobs.program import run_program
@@ -41,7 +40,7 @@ def main(job_dir: Path, job: Job, events: Events) -> HeldRows:
     """Finds the rows that are wrong. Raises UserError if predictions are neither right nor wrong."""
     settings = MustHoldSettings.model_validate(job.settings)
     task_type, data = task_types.load(settings.task, settings.options), Path(job.inputs["data"])
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     predicted = read_predictions(task_type, Path(job.inputs["predictions"]) / f"{SPLIT}.parquet", labels)
     if predicted.correct is None:
         message = "the predictions of this task type are neither right nor wrong: remove it."
@@ -70,7 +69,7 @@ def main(job_dir: Path, job: Job, events: Events) -> HeldRows:
         others_wrong=int((~named[wrong]).sum()),
         wrong=found[:MOST_LISTED],
     )
-    (output / "held.json").write_text(held.model_dump_json(indent=1))
+    (output / "held.json").write_text(held.model_dump_json(indent=1), encoding="utf-8")
     return held
 
 

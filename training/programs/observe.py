@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from training import task_types
 from training.data.casting import to_batch
-from training.data.ipc_files import read_table
+from training.data.ipc_files import read_labels, read_table
 from training.data.vectors import parquet_options
 from training.evaluation.drift.sampling import Reservoir
 from training.evaluation.stored_calibration import Calibration
@@ -130,7 +130,7 @@ def main(job_dir: Path, job: Job, events: Events) -> ObserveResult:
 def _read_split(folder: Path, split: str, columns: Iterable[str]) -> Iterator[Row]:
     """The rows of a split as load_data stored it."""
     table = read_table(folder / f"{split}.arrow")
-    names = json.loads((folder / "labels.json").read_text())
+    names = read_labels(folder)
     labels = table["label"].to_pylist() if "label" in table.column_names else [None] * len(table)
     is_index = "label" in table.column_names and pa.types.is_integer(table.schema.field("label").type)
     inputs = zip(*(table[name].to_pylist() for name in columns), strict=True)

@@ -10,13 +10,12 @@ result     PredictChampionResult, below
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 from training import task_types
-from training.data.ipc_files import CORPUS
+from training.data.ipc_files import CORPUS, read_labels
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, NotInKey, rank
 from training.models.repository_files import read_json
@@ -65,7 +64,7 @@ def main(job_dir: Path, job: Job, events: Events) -> PredictChampionResult:
     loading.make_deterministic()
     settings = PredictChampionSettings.model_validate(job.settings)
     split, data = settings.split, Path(job.inputs["data"])
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     task_type = task_types.load(settings.task, settings.options)
     folder, tokenizer = Path(job.inputs["model"]), Path(job.inputs["tokenizer"])
     require_task(task_type, settings.task, folder, settings.champion)

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from training import task_types
-from training.data.ipc_files import read_table
+from training.data.ipc_files import read_labels, read_table
 from training.evaluation import slices
 from training.evaluation.bootstrap import DRAWS, SEED, draw_figures, interval
 from training.evaluation.predictions import OneLabel, Predictions, Rows
@@ -82,7 +82,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
     output = job_dir / OUTPUT
     (output / "log").mkdir(parents=True, exist_ok=True)
     predictions, data, tokens, model = (Path(job.inputs[name]) for name in ("predictions", "data", "tokens", "model"))
-    labels = json.loads((data / "labels.json").read_text())
+    labels = read_labels(data)
     baseline = task_type.baseline(data, tokens, model, labels)
     rivals = {name: choose_rival(baseline, name) for name in settings.metrics} if baseline else {}
     found: SplitScores = {}
@@ -106,7 +106,7 @@ def main(job_dir: Path, job: Job, events: Events) -> SplitScores:
         plots.draw_scores(predicted, split, output / "log")
         sliced[split] = _score_slices(split, predicted, found[split], job, output / "log", events, groups)
         samples += sample_worst_rows(task_type, split, predicted, data / f"{split}.arrow", output / "log")
-    (output / "metrics.json").write_text(json.dumps(found, indent=1))
+    (output / "metrics.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     if settings.slices:
         (output / "slices.json").write_text(json.dumps(sliced, indent=1, ensure_ascii=False), encoding="utf-8")
     write_samples(samples, output / "log" / "predictions_sample.csv")

@@ -15,7 +15,6 @@ as many threads each.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.arrow_columns import flat_values
-from training.data.ipc_files import read_table, write_table
+from training.data.ipc_files import read_labels, read_table, write_table
 from training.jobs.blocks import ROWS_IN_BLOCK
 from training.jobs.program import run_program
 from training.jobs.protocol import OUTPUT, Events, Job, rank
@@ -54,7 +53,7 @@ def main(job_dir: Path, job: Job, events: Events) -> TeacherResult:
     task_type, data = teacher.task_type, Path(job.inputs["data"])
     assert isinstance(task_type, LearnsFromTeacher)
     of_labels = task_type.teacher_outputs != "vectors"
-    labels: list[str] = json.loads((data / "labels.json").read_text()) if of_labels else []
+    labels: list[str] = read_labels(data) if of_labels else []
     theirs = labels_of_config(read_json(teacher.folder / "config.json")) if labels else []
     if message := find_missing(teacher.settings.teacher, theirs, labels):
         raise UserError.of("training", FIELD, message)
