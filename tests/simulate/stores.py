@@ -10,6 +10,7 @@ bucket. Promises, checked while the seed runs and after a last power loss of eve
 - An artifact whose upload was reported is in the bucket, whole, until a removal takes it.
 - A manifest in the bucket is never replaced, and a home makes an artifact once; without faults, one machine does.
 - One process of a home at a time is in the section that a lock protects.
+- No run of a home is running while what is not needed is set aside.
 - Every process ends, without an error that is not its user's.
 """
 
@@ -36,7 +37,7 @@ from tasks.shared_store.maintenance import make_plan, read_content, remove
 from tasks.shared_store.shared_artifacts import manifest_name, parse_manifest
 from tests.simulate.bucket import ObjectStore, as_obstore
 from tests.simulate.disk import Node, is_full
-from tests.simulate.world import START_S, Machine, World
+from tests.simulate.world import START_S, Machine, Process, World
 from training.problems import UserError
 
 STAGES = ("fit", "predict")
@@ -70,7 +71,9 @@ class Stores:
         """Artifacts that a process has stored: machine, stage and key, and the digest."""
         self.kept: dict[tuple[str, str], float] = {}
         """Artifacts whose upload was reported: the time of the report."""
-        self.inside: dict[tuple[str, str], object] = {}
+        self.inside: dict[tuple[str, str], Process] = {}
+        self.runs: list[Process] = []
+        """Runs that use the home of their machine, and those that were killed."""
         self.needed = set(self.keys) if draw.random() < 0.7 else {self.keys[0]}
         self.needed_from_s = 0.0
         """The time before which runs make only what is not needed later."""
@@ -123,19 +126,23 @@ class Stores:
         """A run of all stages."""
         world, reported = self.world, list[tuple[str, str]]()
         with garbage_collection.in_use():
-            remote = BucketRemote(_bucket(), Leases(_bucket()))
-            remote.deliver_earlier()
-            keys = [(stage, key) for key in self.keys for stage in STAGES]
-            if world.now < START_S + self.needed_from_s:
-                keys = [place for place in keys if place[1] not in self.needed]
-            world.random.shuffle(keys)
-            for stage, key in keys[: world.random.choice((1, 2, len(keys)))]:
-                damages = self.damages
-                ref, made = self._stage(machine, remote, stage, key)
-                self._read(machine, ref, damages)
-                remote.upload(ref, made=made)
-                reported.append((stage, key))
-            warnings = remote.end_run(wait=True)
+            self.runs.append(world.process)
+            try:
+                remote = BucketRemote(_bucket(), Leases(_bucket()))
+                remote.deliver_earlier()
+                keys = [(stage, key) for key in self.keys for stage in STAGES]
+                if world.now < START_S + self.needed_from_s:
+                    keys = [place for place in keys if place[1] not in self.needed]
+                world.random.shuffle(keys)
+                for stage, key in keys[: world.random.choice((1, 2, len(keys)))]:
+                    damages = self.damages
+                    ref, made = self._stage(machine, remote, stage, key)
+                    self._read(machine, ref, damages)
+                    remote.upload(ref, made=made)
+                    reported.append((stage, key))
+                warnings = remote.end_run(wait=True)
+            finally:
+                self.runs.remove(world.process)
         if not warnings:
             for place in reported:
                 self.kept.setdefault(place, world.now)
@@ -147,8 +154,8 @@ class Stores:
         locks, name = FlockManager(home() / "locks"), f"{stage}/{key}/record"
         locks.acquire_lock(name, "holder")
         section, process = (machine.name, name), world.process
-        if (other := self.inside.get(section)) is not None and other.is_alive:  # type: ignore[attr-defined]
-            raise self.world.broken(f"{process.name} and {other.name} hold the lock {name} at once")  # type: ignore[attr-defined]
+        if (other := self.inside.get(section)) is not None and other.is_alive:
+            raise self.world.broken(f"{process.name} and {other.name} hold the lock {name} at once")
         self.inside[section] = process
         try:
             place = store.folder(stage, key)
@@ -183,8 +190,11 @@ class Stores:
         """Removes what is not needed from the home."""
 
         def find_needs() -> garbage_collection.Needs:
+            for run in self.runs:
+                if run.machine is machine and run.is_alive:
+                    raise self.world.broken(f"{machine.name} is cleaned while {run.name} uses it")
             needed = {key: ["a run"] for key in self.needed}
-            for place in [*self.stored]:  # no run is running now
+            for place in [*self.stored]:
                 if place[0] == machine.name and place[2] not in self.needed:
                     del self.stored[place]
             return garbage_collection.Needs(needed, self.keys, {})
