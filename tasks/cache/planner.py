@@ -188,7 +188,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mappin
     """The changes between two sets of inputs, a phrase each, the recipe's fields first."""
     phrases: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
+        # A mapping that is empty on one side has its entries on the other, by names of their own.
+        old, new = (None if value == {} else value for value in (before.get(name), now.get(name)))
         if old == new:
             continue
         sort, _, rest = name.partition(".")
