@@ -172,12 +172,9 @@ def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
 
 
 def read_drift_section(version: MonitoredVersion, overrides: Mapping[str, Any]) -> Drift:
-    """Reads `release.drift` of the recipe that registered the version, with these fields replaced. Raises UserError for
-    unknown fields and values."""
-    try:
-        values = lineage.find_version(str(version.champion))["recipe"]["release"].get("drift", {})
-    except UserError:  # of another version of the project
-        values = {}
+    """Reads `release.drift` of the recipe that registered the version, with these fields replaced. Raises UserError if
+    the version's record cannot be read, and for unknown fields and values."""
+    values = lineage.find_version(str(version.champion))["recipe"]["release"].get("drift", {})
     problems = [
         Problem(
             kind="option",

@@ -12,6 +12,7 @@ from tasks.cache.stage import Work
 from tasks.jobs.job import job_of
 from tasks.registry.monitored_versions import (
     MonitoredVersion,
+    read_drift_section,
     read_evaluations,
     require_no_reference,
     require_single_inputs,
@@ -36,6 +37,15 @@ def test_the_drift_of_models_that_compare_answers_is_not_measured(task: str) -> 
     with pytest.raises(UserError, match=rf"small/3 compares answers \(task {task}\), whose drift is not measured"):
         require_single_inputs(version(task))
     require_single_inputs(version("sft"))
+
+
+def test_without_the_record_of_a_version_no_other_thresholds_take_the_place_of_its_own(tracked: Path) -> None:
+    client = connect()
+    client.create_registered_model("small")
+    for _ in range(3):
+        client.create_model_version("small", "file:///nowhere")
+    with pytest.raises(UserError, match=r"small/3 has no lineage\.json"):
+        read_drift_section(version("sequence-classification"), {})
 
 
 def test_an_evaluation_names_its_files_without_the_signatures_of_their_urls(
