@@ -19,7 +19,7 @@ ROWS = LoadDataResult(train_rows=120, validation_rows=2, labels=2, warnings=0)
 """The result of the stage `load_data`."""
 FITTED = FitResult(
     trainable_parameters=9, micro_batch_size=8, steps=1200, epochs=3.0, train_loss=0.4321, best_step=None,
-    best_metric=None, train_samples_per_second=99.9, estimated_memory_mb=None, peak_memory_mb=1,
+    best_metric=None, train_rows_per_second=99.9, estimated_memory_mb=None, peak_memory_mb=1,
 )  # fmt: skip
 """The result of the stage `fit`."""
 LABELS = b'["bad", "good"]'

@@ -250,4 +250,4 @@ def _seconds_of_training(recipe: Recipe, stored: list[Trial], data: object) -> f
     if last is None or not isinstance(data, Artifact):
         return None
     rows = (data.result.train_rows or 0) * recipe.training.num_train_epochs
-    return float(rows / max(fit.open(last[0]).result.train_samples_per_second, 1e-9))
+    return float(rows / max(fit.open(last[0]).result.train_rows_per_second, 1e-9))

@@ -101,7 +101,7 @@ class Terminal(Listener):
         done, total = event["done"], event["total"]
         text = f" {done:,}/{total:,}" + (f" {event['unit']}" if "unit" in event else "")
         text += f"  train loss {event['loss']:.3f}" if event.get("loss") is not None else ""
-        text += f"  {event['samples_per_second']:,.0f} rows/s" if "samples_per_second" in event else ""
+        text += f"  {event['rows_per_second']:,.0f} rows/s" if "rows_per_second" in event else ""
         if (left_s := self._paces.setdefault(stage, Pace()).left_s(done, total)) is not None:
             end = time.localtime(time.time() + left_s)
             clock = time.strftime("%H:%M" if left_s < 12 * 3600 else "%a %H:%M", end)

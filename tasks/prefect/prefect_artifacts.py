@@ -164,8 +164,8 @@ def _build_bar(stage: str, event: Progress, left_s: float | None) -> Bar:
         parts.append("evaluating")
     if event.get("loss") is not None:
         parts.append(f"train loss {event['loss']:.3f}")
-    if "samples_per_second" in event:
-        parts.append(f"{event['samples_per_second']:,.0f} rows/s")
+    if "rows_per_second" in event:
+        parts.append(f"{event['rows_per_second']:,.0f} rows/s")
     if left_s is not None:
         end = datetime.now(UTC) + timedelta(seconds=left_s)
         parts.append(f"ends about {end:{'%H:%M' if left_s < 12 * 3600 else '%a %H:%M'}} UTC")

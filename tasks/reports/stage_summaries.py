@@ -115,7 +115,7 @@ def _summarize_mined(result: MineResult) -> str:
 
 
 def _summarize_training(result: FitResult) -> str:
-    return f"{result.steps:,} steps, {result.train_samples_per_second:.0f} rows/s, train loss {result.train_loss:.3f}"
+    return f"{result.steps:,} steps, {result.train_rows_per_second:.0f} rows/s, train loss {result.train_loss:.3f}"
 
 
 def _summarize_comparison(result: Comparison) -> str:

@@ -20,7 +20,7 @@ def measure(subject: Subject) -> list[Row]:
     newest = max((job / CHECKPOINTS).glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
     mib = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) / 2**20
     cost_s = statistics.median(seconds)
-    epoch_s = subject.rows / figures["train_samples_per_second"] - sum(seconds)
+    epoch_s = subject.rows / figures["train_rows_per_second"] - sum(seconds)
     default_s = Training().checkpoint_interval_s
     a_while = epoch_s / default_s + 1
     return [

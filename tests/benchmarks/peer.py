@@ -100,7 +100,7 @@ def _ours(subject: Subject, seed: int) -> dict[str, Any]:
     result = json.loads(out.read_text())
     (fit,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "fit")
     return {
-        "rate": json.loads((fit / "manifest.json").read_text())["ref"]["result"]["train_samples_per_second"],
+        "rate": json.loads((fit / "manifest.json").read_text())["ref"]["result"]["train_rows_per_second"],
         "precision": json.loads((fit / "inputs.json").read_text())["compute.mixed_precision"],
         "accuracy": result["metrics"]["validation"]["accuracy"]["value"],
         "wall_s": wall_s,

@@ -71,7 +71,7 @@ def _train(subject: Subject, name: str, outputs: Path | None) -> float:
     if outputs:
         written = Job.read(job)
         written.model_copy(update={"inputs": {**written.inputs, "teacher": str(outputs)}}).write(job)
-    return float(run(job, training_argv())["train_samples_per_second"])
+    return float(run(job, training_argv())["train_rows_per_second"])
 
 
 def _result(job: Path, program: str) -> Any:

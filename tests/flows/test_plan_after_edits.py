@@ -96,7 +96,7 @@ RESULTS: dict[str, Any] = {
     "fit": dict.fromkeys(
         (
             *("trainable_parameters", "micro_batch_size", "steps", "epochs", "train_loss", "best_step", "best_metric"),
-            *("train_samples_per_second", "estimated_memory_mb", "peak_memory_mb"),
+            *("train_rows_per_second", "estimated_memory_mb", "peak_memory_mb"),
         ),
         1,
     ),

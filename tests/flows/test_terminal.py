@@ -20,7 +20,7 @@ def test_progress_shows_rows_a_second_and_until_when_it_goes_on(monkeypatch: pyt
     shown = terminal.Terminal(io.StringIO(), err)
     shown.stage_started("fit", "k")
     for done in (1, 2):
-        event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "samples_per_second": 1391.25}
+        event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "rows_per_second": 1391.25}
         shown.stage_events("fit", [event])
     assert re.search(r"2/4  train loss 0.500  1,391 rows/s  0 s left, until \d\d:\d\d\n$", err.getvalue())
 
@@ -36,7 +36,7 @@ try:
     shown.stage_ended(Row("resolve", "k", "cached", 0.25), None)
     shown.stage_started("load_data", "k")
     for done in (1, 2):
-        event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "samples_per_second": 1391.25}
+        event = {"kind": "progress", "done": done, "total": 4, "loss": 0.5, "rows_per_second": 1391.25}
         shown.stage_events("load_data", [event])
     print("printed by a library", file=sys.stderr)
     shown.stage_events("load_data", [{"kind": "warning", "message": "row 7 is [odd]"}])

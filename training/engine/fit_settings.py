@@ -63,7 +63,7 @@ class FitResult(Result):
     train_loss: float
     best_step: int | None
     best_metric: float | None
-    train_samples_per_second: float
+    train_rows_per_second: float
     train_tokens_per_second: float | None = None
     hardware_share: float | None = None
     """Of the floating-point operations that the hardware can do: training.engine.throughput."""

@@ -128,7 +128,7 @@ class Loop:
             steps=progress.step,
             epochs=self.epoch,
             train_loss=(progress.loss_sum + self.mean_over_ranks()) / max(progress.step, 1),
-            samples_per_second=rate,
+            rows_per_second=rate,
             best_step=progress.best_step,
             best_metric=progress.best_metric,
         )

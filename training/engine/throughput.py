@@ -51,7 +51,7 @@ class Reporter:
         self._speed.count_step(step)
         if self._is_due() or step == self._total:
             rate = round(self._speed.recent_rows_per_second(), 2)
-            self._progress(step, epoch, phase="train", loss=self._loss, samples_per_second=rate)
+            self._progress(step, epoch, phase="train", loss=self._loss, rows_per_second=rate)
         if not self._end_reported:
             self._report_expected_end(step)
 
@@ -174,7 +174,7 @@ def _rates(amounts: list[Any]) -> dict[str, float]:
     sums = {name: sum(event[name] for event in amounts) for name in _AMOUNTS}
     possible = sum(event["seconds"] * event["limit"] for event in amounts)
     return {
-        "samples_per_second": round(sums["rows"] / sums["seconds"], 3),
+        "rows_per_second": round(sums["rows"] / sums["seconds"], 3),
         "tokens_per_second": round(sums["tokens"] / sums["seconds"], 3),
         "hardware_share": round(sums["flops"] / possible, 6),
     }

@@ -76,7 +76,7 @@ def train(task: Task) -> Trained:
         steps=state.global_step,
         epochs=state.epoch or 0.0,
         train_loss=trainer.mean_loss,
-        samples_per_second=trainer.rows_per_second,
+        rows_per_second=trainer.rows_per_second,
         best_step=state.best_global_step,
         best_metric=None if state.best_global_step is None else state.best_metric,  # infinite before the first value
         weights=distributed.load(task.compute.strategy).gather_weights(trainer),

@@ -221,7 +221,7 @@ class Trained:
     epochs: float
     train_loss: float
     """The mean over all steps."""
-    samples_per_second: float
+    rows_per_second: float
     """Training rows over all processes since this try began; read on rank 0 alone."""
     best_step: int | None = None
     best_metric: float | None = None

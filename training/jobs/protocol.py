@@ -239,7 +239,7 @@ class Progress(TypedDict):
     split: NotRequired[str]
     epoch: NotRequired[float]
     loss: NotRequired[float | None]
-    samples_per_second: NotRequired[float]
+    rows_per_second: NotRequired[float]
 
 
 class Message(TypedDict):

@@ -82,7 +82,7 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> Fi
         train_loss=trained.train_loss,
         best_step=trained.best_step,
         best_metric=trained.best_metric,
-        train_samples_per_second=round(trained.samples_per_second, 3),
+        train_rows_per_second=round(trained.rows_per_second, 3),
         estimated_memory_mb=estimate.get("memory_mb"),
         peak_memory_mb=round(peak / 1e6),
         missing_weights=task.missing_weights,

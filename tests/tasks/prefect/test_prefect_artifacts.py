@@ -84,7 +84,7 @@ def test_a_bar_moves_on_the_server_of_its_run_even_where_other_threads_know_of_n
 
 
 def test_the_bar_of_a_stage_that_failed_stays_where_it_was() -> None:
-    more = {"loss": 0.5, "samples_per_second": 1391.25}
+    more = {"loss": 0.5, "rows_per_second": 1391.25}
     (bar,), _ = run("failed", [event | more for event in UP_TO])
     assert bar.data == 75.0
     assert re.fullmatch(

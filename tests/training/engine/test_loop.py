@@ -132,7 +132,7 @@ def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MEASURED = {
-    *("train_samples_per_second", "train_tokens_per_second", "hardware_share"),
+    *("train_rows_per_second", "train_tokens_per_second", "hardware_share"),
     *("estimated_memory_mb", "peak_memory_mb"),
 }
 
