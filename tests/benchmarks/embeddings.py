@@ -85,20 +85,21 @@ def measure(subject: Subject) -> list[Row]:
     many, folder = subject.documents, subject.folder / "embeddings"
     few = many // 10
     folder.mkdir()
-    model, home = _make_model(subject, folder), folder / "home"
-    home.mkdir(mode=0o700)
-    _child(home, "register", str(model))
+    model, homes = _make_model(subject, folder), [folder / f"home-{number}" for number in range(TURNS)]
+    for home in homes:  # of its own, because a home embeds no document twice
+        home.mkdir(mode=0o700)
+        _child(home, "register", str(model))
     texts = _make_documents(subject, many + few + 1)
     beginning, file = _write(folder / "few.parquet", texts[many + 1 :]), _write(folder / "many.parquet", texts[:many])
     turns = [
         Turn(
-            _predict(home, beginning, folder / f"few-{number}"),
-            _predict(home, file, folder / f"many-{number}"),
+            _predict(home, beginning, home / "few"),
+            _predict(home, file, home / "many"),
             Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few)))),
         )
-        for number in range(TURNS)
+        for home in homes
     ]
-    again = _predict(home, _write(file, texts[: many + 1]), folder / "many-0")
+    again = _predict(homes[0], _write(file, texts[: many + 1]), homes[0] / "many")
     rows, ratios = many - few, [turn.raw.wall_s / turn.seconds for turn in turns]
     rate, raw = rows / median(turn.seconds for turn in turns), rows / median(turn.raw.wall_s for turn in turns)
     how = f"{rows:,} documents of {WORDS} words, {SMALL['hidden_size']} dimensions, {TURNS} times in turn; medians; "
