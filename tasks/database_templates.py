@@ -26,7 +26,7 @@ def create_database(file: Path, name: str, migrate: Callable[[Path], None]) -> N
 
     Args:
         file: the database, which does not exist.
-        name: the server and its version, such as `prefect-3.8.8`.
+        name: the server and its version, such as `prefect-3.9.1`.
         migrate: makes an empty database with all tables at the path.
     """
     new = file.with_name(f".{file.name}-new")
