@@ -262,8 +262,8 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         # The number of threads changes how sums are rounded: a later try must round in the same way.
         "OMP_NUM_THREADS": str(cores()),
         # Threads that spin while they wait starve each other as soon as anything else runs: with one other busy process
-        # on two cores, a training step took three times as long. With threads that sleep at once, a step takes a tenth
-        # longer on quiet cores. These spin for some 0.1 ms, which costs neither.
+        # on two cores, a training step took three times as long. Threads that sleep at once cost a tenth of a step on
+        # quiet cores. With this count a thread spins for some 0.1 ms before it sleeps, which avoids both.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "3000",
         # A training step frees and allocates tensors of megabytes. By default glibc returns them to the system, which
@@ -274,6 +274,8 @@ def added_environment(added: Mapping[str, str]) -> dict[str, str]:
         # /tmp with the user's name, which another user can create first.
         "TORCHINDUCTOR_CACHE_DIR": str(home_path() / "compiled"),
     }
+    if "OMP_WAIT_POLICY" in os.environ:
+        del defaults["GOMP_SPINCOUNT"]  # it would have precedence over the user's policy
     env = {name: os.environ.get(name, value) for name, value in defaults.items()}
     # A checkout comes first: a `training` folder of the user's must not hide ours. Programs then take over the search
     # path of this process, so that both import the same modules.

@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
 from flows.cli.shared import COMPLETED, add_recipe_arguments, load_recipe
 from flows.pipeline import Scored, train_and_score
@@ -250,4 +251,8 @@ def _seconds_of_training(recipe: Recipe, stored: list[Trial], data: object) -> f
     if last is None or not isinstance(data, Artifact):
         return None
     rows = (data.result.train_rows or 0) * recipe.training.num_train_epochs
-    return float(rows / max(fit.open(last[0]).result.train_rows_per_second, 1e-9))
+    try:
+        rate = fit.open(last[0]).result.train_rows_per_second
+    except ValidationError:  # another version of this project made it
+        return None
+    return float(rows / max(rate, 1e-9))

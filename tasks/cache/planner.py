@@ -187,10 +187,11 @@ class Planner:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
     """The changes between two sets of inputs, a phrase each, the recipe's fields first."""
     phrases: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    for name in sorted(before.keys() | now.keys()):
-        # A mapping that is empty on one side has its entries on the other, by names of their own.
-        old, new = (None if value == {} else value for value in (before.get(name), now.get(name)))
-        if old == new:
+    both = before.keys() | now.keys()
+    for name in sorted(both):
+        old, new = before.get(name), now.get(name)
+        # The entries of a mapping that is empty on the other side have phrases of their own.
+        if old == new or ({} in (old, new) and any(entry.startswith(f"{name}.") for entry in both)):
             continue
         sort, _, rest = name.partition(".")
         if sort == "code":

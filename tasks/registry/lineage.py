@@ -246,10 +246,10 @@ def find_record(name: str) -> dict[str, Any]:
     if len(here) > 1:
         raise _ambiguous_id(name)
     if here:
-        return _parse(here[0].read_text(encoding="utf-8"), name)
+        return _parse(here[0].read_bytes(), name)
     for path in _list_records():
         with contextlib.suppress(UserError):  # a damaged record does not hide the others
-            found = _parse(path.read_text(encoding="utf-8"), name)
+            found = _parse(path.read_bytes(), name)
             if found["recipe"]["name"] == name:
                 return found
     with mlflow_errors():
@@ -275,7 +275,7 @@ def find_version(name: str) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8") if run and file.is_file() else _download(client, version.run_id)
     shown = f"{model_name}/{version.version}"
     if text is None:
-        message = f"{shown} has no {LINEAGE}: it was not registered by a run of finetune."
+        message = f"{shown} has no {LINEAGE}: no run of finetune registered it, or its record was deleted."
         raise UserError.of("registry", "VERSION", message)
     registered = {
         "name": model_name,
@@ -393,7 +393,7 @@ def _list_records() -> list[Path]:
     return sorted((home() / "runs").glob(f"*/{LINEAGE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _parse(text: str, name: str) -> dict[str, Any]:
+def _parse(text: str | bytes, name: str) -> dict[str, Any]:
     with damage(name):
         found = dict(json.loads(text))
         if RECIPE_SET not in found:

@@ -71,12 +71,12 @@ class Turn:
 
     @property
     def seconds(self) -> float:
-        """Of the command, for the further documents."""
+        """Wall time of the command for the further documents."""
         return self.many.wall_s - self.few.wall_s
 
     @property
     def processor_s(self) -> float:
-        """The same of the processors."""
+        """Processor time of the command for the further documents."""
         return self.many.processor_s - self.few.processor_s
 
 
@@ -86,7 +86,7 @@ def measure(subject: Subject) -> list[Row]:
     few = many // 10
     folder.mkdir()
     model, homes = _make_model(subject, folder), [folder / f"home-{number}" for number in range(TURNS)]
-    for home in homes:  # of its own, because a home embeds no document twice
+    for home in homes:  # one for each turn: a home embeds no document twice
         home.mkdir(mode=0o700)
         _child(home, "register", str(model))
     texts = _make_documents(subject, many + few + 1)
@@ -107,7 +107,7 @@ def measure(subject: Subject) -> list[Row]:
     how += f"{min(ratios):.2f} to {max(ratios):.2f}"
     processor = median(turn.raw.processor_s / turn.processor_s for turn in turns)
     small, large = max(turn.few.peak_mib for turn in turns), max(turn.many.peak_mib for turn in turns)
-    memory = f"peak of all processes: {small:.0f} MiB for {few:,} documents, {large:.0f} MiB for {many:,}"
+    memory = f"highest peak of all processes: {small:.0f} MiB for {few:,} documents, {large:.0f} MiB for {many:,}"
     return [
         Row("embeddings of documents / raw forward pass", median(ratios), how, least=0.9),
         Row("the same in processor time", processor, "the command's other work counts against it"),

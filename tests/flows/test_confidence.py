@@ -67,6 +67,7 @@ def write_recipe(folder: Path, **changes: Any) -> Path:
     recipe["evaluation"] = {"splits": ["validation", "test"], "metrics": ["accuracy", "log_loss"]}
     recipe["training"] |= {"metric_for_best_model": "log_loss", "greater_is_better": False}
     recipe["release"] = {"registry": "small", **RELEASE}
+    recipe["compute"] = {"mixed_precision": "no"}  # an evaluation computes in full precision, too
     for section, values in changes.items():
         recipe[section] = values if isinstance(values, str) else recipe[section] | values
     file.write_text(yaml.safe_dump(written, sort_keys=False))

@@ -17,14 +17,18 @@ import pytest
 import yaml
 
 from flows.cli.main import main
+from flows.cli.plan import _seconds_of_training
 from flows.pipeline import pipeline
 from flows.plan import find_unchanged_run
+from tasks.cache.history import History
 from tasks.cache.planner import Planner
 from tasks.home import MARK
+from tasks.home import home as create_home
 from tasks.stages.preflight import training_estimate
 from tests.flows.forked import code_with_forked_programs
 from tests.flows.small import FinishedRun, command, environment, write_project
 from tests.fork_server import NEW_PYTHON
+from tests.made import KEY, ROWS, artifact
 from tests.task_types import recipe_of, write_rows
 from training.jobs.protocol import Outcome
 from training.recipe import load, parse_set
@@ -330,3 +334,14 @@ def test_trials_of_images_share_their_processing_and_have_no_single_launch(
     assert shared in capsys.readouterr().out
     assert main(["plan", str(file), "--show-launch"]) == 2
     assert capsys.readouterr().err.startswith("--show-launch: is for the training of a run, and a sweep has several")
+
+
+def test_the_time_of_trials_is_unknown_if_another_version_of_the_project_stored_the_last_training(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_home()
+    artifact("fit", {"model": b""}, {"steps": 3, "train_samples_per_second": 9.0})
+    monkeypatch.setattr(History, "last_key", lambda history, stage: KEY)
+    data = artifact("load_data", {"rows": b""}, ROWS)
+    recipe = load(write_project(tmp_path / "project"))
+    assert _seconds_of_training(recipe, [], data) is None

@@ -10,7 +10,7 @@ bucket. Promises, checked while the seed runs and after a last power loss of eve
 - An artifact whose upload was reported is in the bucket, whole, until a removal takes it.
 - A manifest in the bucket is never replaced, and a home makes an artifact once; without faults, one machine does.
 - One process of a home at a time is in the section that a lock protects.
-- No run of a home is running while what is not needed is set aside.
+- No run of a home is running when its needs are read, right before what is not needed is set aside.
 - Every process ends, without an error that is not its user's.
 """
 
@@ -73,7 +73,7 @@ class Stores:
         """Artifacts whose upload was reported: the time of the report."""
         self.inside: dict[tuple[str, str], Process] = {}
         self.runs: list[Process] = []
-        """Runs that use the home of their machine, and those that were killed."""
+        """Runs that use the home of their machine."""
         self.needed = set(self.keys) if draw.random() < 0.7 else {self.keys[0]}
         self.needed_from_s = 0.0
         """The time before which runs make only what is not needed later."""

@@ -20,6 +20,7 @@ from flows.cli.main import main
 from tasks.environment_variables import (
     BUCKETS,
     PREFECT_SERVER,
+    added_environment,
     environment,
     find_environment_problems,
     passed,
@@ -286,3 +287,13 @@ def test_another_user_s_settings_of_plots_in_the_working_directory_are_refused(
     os.chown(tmp_path / "matplotlibrc", 65534, 65534)
     os.mkfifo(tmp_path / "prefect.toml")
     assert [problem.where for problem in find_environment_problems()] == ["prefect.toml", "matplotlibrc"]
+
+
+def test_threads_spin_shortly_unless_the_user_has_a_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    added = added_environment({})
+    assert (added["OMP_WAIT_POLICY"], added["GOMP_SPINCOUNT"]) == ("PASSIVE", "3000")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    added = added_environment({})
+    assert added["OMP_WAIT_POLICY"] == "ACTIVE" and "GOMP_SPINCOUNT" not in added

@@ -202,6 +202,8 @@ def test_a_planner_creates_nothing(home: Path) -> None:
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"tokens.max_length": 128}, {"tokens.max_length": 256}, ["tokens.max_length 128 → 256"]),
     ({"model.path": None}, {"model.path": "m"}, ["model.path none → m"]),
+    ({"model.config": None}, {"model.config": {}}, ["model.config none → {}"]),
+    ({"model.config": {}}, {"model.config.hidden_size": 8}, ["model.config.hidden_size none → 8"]),
     (
         {"code.training/tokenization/encoder.py": "a"},
         {"code.training/tokenization/encoder.py": "b"},

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 ASCII = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 READ = """
@@ -12,7 +13,7 @@ print(ascii(read_labels(pathlib.Path('.'))))
 """
 
 
-def test_the_names_of_labels_do_not_depend_on_the_locale(tmp_path):
+def test_the_names_of_labels_do_not_depend_on_the_locale(tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text('["schön", "良い"]', encoding="utf-8")
     environment = {**os.environ, **ASCII, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

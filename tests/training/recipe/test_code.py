@@ -22,6 +22,7 @@ IMPORTERS = {
     "tasks/tracking/opentelemetry.py",
     *("training/recipe/column_types.py", "training/engine/task_setup.py"),
     *("tasks/registry/version_exports.py", "training/programs/export_model.py", "training/models/small_copy.py"),
+    "training/programs/compare_exports.py",
 }
 
 
