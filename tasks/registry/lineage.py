@@ -272,7 +272,7 @@ def find_version(name: str) -> dict[str, Any]:
         version = need_version(client, model, alias=alias, version=number)
         run = read_name(version, FLOW_RUN_TAG)
         file = home() / "runs" / (run or "") / LINEAGE
-        text = file.read_text(encoding="utf-8") if run and file.is_file() else _download(client, version.run_id)
+        text = file.read_bytes() if run and file.is_file() else _download(client, version.run_id)
     shown = f"{model_name}/{version.version}"
     if text is None:
         message = f"{shown} has no {LINEAGE}: no run of finetune registered it, or its record was deleted."
