@@ -6,12 +6,21 @@ import argparse
 import math
 from typing import Any
 
-from flows.cli.shared import COMPLETED, add_json_argument, add_recipe_arguments, load_recipe, positive, write_json
+from flows.cli.shared import (
+    COMPLETED,
+    add_json_argument,
+    add_recipe_arguments,
+    add_task_argument,
+    load_recipe,
+    positive,
+    write_json,
+)
 from flows.pipeline import prepare
 from flows.reports.tables import align
 from tasks.cache.planner import Planner
 from tasks.cache.results import Artifact
 from tasks.registry.monitored_versions import find_monitored, read_recipe
+from tasks.registry.untrusted_code import OPTION, OPTION_HELP
 from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.preflight.gate_power import (
     ASSUMED_DIFFERING,
@@ -51,6 +60,8 @@ def add_power_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gain", metavar="D", type=_share, action="append", help="a gain in accuracy, such as 0.02; repeatable"
     )
+    add_task_argument(parser)
+    parser.add_argument(OPTION, action="store_true", help=OPTION_HELP)
     add_json_argument(parser, "the figures")
 
 
@@ -118,7 +129,7 @@ def _find_recipe(arguments: argparse.Namespace) -> Recipe:
     name = str(arguments.file)
     if arguments.file.exists() or arguments.file.suffix in (".yaml", ".yml") or arguments.entry:
         return load_recipe(arguments)
-    recipe = read_recipe(find_monitored(name), run_code=False)
+    recipe = read_recipe(find_monitored(name, arguments.task), arguments.run_code)
     return parse(recipe.model_dump(exclude_unset=True), parse_set(arguments.set))
 
 

@@ -100,6 +100,11 @@ def add_version_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[@ALIAS|/VERSION]",
         help="a registered model; without alias and version, its champion",
     )
+    add_task_argument(parser)
+
+
+def add_task_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --task, the user's consent to the code of a version's own task type."""
     parser.add_argument(
         "--task",
         metavar="MODULE:CLASS",

@@ -69,6 +69,14 @@ def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
     client.create_model_version("foreign", str(run), tags={FLOW_RUN_TAG: "run-1"})
 
 
+def monitored() -> MonitoredVersion:
+    """The version of `registered`, as its tags name it."""
+    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
+    nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
+    place = {"recipe": "foreign", "split": "test", "load_data": "key"}
+    return MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
+
+
 def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(
     home: Path, payload: Path, fresh_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,10 +101,7 @@ def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
     home: Path, payload: Path, fresh_database: Path
 ) -> None:
     registered(home, fresh_database, HOSTILE)
-    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
-    nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
-    place = {"recipe": "foreign", "split": "test", "load_data": "key"}
-    version = MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
+    version = monitored()
     with pytest.raises(UserError) as caught:
         read_recipe(version, run_code=False)
     assert [text for text in LISTED if text not in str(caught.value)] == [] and not payload.exists()
@@ -109,6 +114,22 @@ def test_an_evaluation_imports_no_code_that_the_recipe_of_a_version_names(
     assert payload.exists()
 
 
+def test_power_lists_the_code_of_a_recipe_and_has_the_option_that_it_names(
+    home: Path,
+    payload: Path,
+    fresh_database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    registered(home, fresh_database, HOSTILE)
+    monkeypatch.setattr("flows.cli.power.find_monitored", lambda *_: monitored())
+    assert main(["power", "foreign"]) == 2
+    printed = capsys.readouterr().err
+    assert [text for text in LISTED if text not in printed] == [] and not payload.exists()
+    assert main(["power", "foreign", "--run-code"]) == 2  # it runs, and is no task type
+    assert payload.exists() and "hostile:Kind' is the class int" in capsys.readouterr().err
+
+
 def test_a_record_cannot_name_a_folder_of_its_author_as_the_run_to_which_the_user_consented(
     home: Path, payload: Path, fresh_database: Path, tmp_path: Path
 ) -> None:
@@ -117,10 +138,7 @@ def test_a_record_cannot_name_a_folder_of_its_author_as_the_run_to_which_the_use
     code = [["task", "hostile:Kind"], ["training.callbacks", "os:getcwd"]]
     (theirs / "code.json").write_text(json.dumps(code))
     record = home / "runs" / "run-1" / LINEAGE
-    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
-    nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
-    place = {"recipe": "foreign", "split": "test", "load_data": "key"}
-    version = MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
+    version = monitored()
     for run in (str(theirs), f"../../{theirs.name}"):
         record.write_text(json.dumps({**json.loads(record.read_text()), "run": {"flow_run_id": run}}))
         with pytest.raises(UserError, match=r"lineage.json of foreign/1 is damaged \(run.flow_run_id is"):
