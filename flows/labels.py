@@ -27,6 +27,7 @@ from tasks.stages.labels import (
     save_review,
 )
 from tasks.stages.load_labelled import find_other_labels, load_labelled
+from tasks.tracking.outbox import running
 
 
 @flow(name="labels", flow_run_name="labels of {model}")
@@ -48,7 +49,7 @@ def run_labels(caller: Caller, model: str, out: str, against: str, against_label
     executor: Executor | None = None
     error: Exception | None = None
     report: dict[str, Any] | None = None
-    with events.emit_heartbeats(run), in_use():
+    with events.emit_heartbeats(run), in_use(), running(run):
         try:
             found = find_out_of_fold(find_record(model), model)
             file = Path(out or f"{found.recipe.name}-labels.csv")

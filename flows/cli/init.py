@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from flows.cli.shared import COMPLETED
@@ -16,7 +17,7 @@ from training.problems import UserError
 from training.recipe import parse
 
 FOLDER = Path("deployments")
-SCHEMA = FOLDER / "schema" / "finetune-0.1.0.json"
+SCHEMA = FOLDER / "schema" / f"finetune-{version('finetune-flows')}.json"
 
 
 def add_init_arguments(parser: argparse.ArgumentParser) -> None:

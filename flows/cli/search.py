@@ -15,7 +15,7 @@ from training.recipe import split_version_name
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     add_version_arguments(parser)
-    parser.add_argument("texts", metavar="TEXT", nargs=1, help="the text to find similar rows for")
+    parser.add_argument("text", metavar="TEXT", help="the text to find similar rows for")
     parser.add_argument(
         "--corpus",
         metavar="PATH",
@@ -36,7 +36,7 @@ def search(arguments: argparse.Namespace) -> int:
         raise UserError.of("option", "--top", f"{arguments.top} is too few rows: give 1 or more.")
     files = find_files(arguments.corpus)
     model = find_model(*split_version_name(arguments.model), arguments.task)
-    query = embed_query(model, arguments.texts[0])
+    query = embed_query(model, arguments.text)
     found = search_files(model, query, files, arguments.top)
     for hit in found:
         texts = "  ".join(str(value) for name, value in hit.row.items() if name not in ("input_file", "input_row"))

@@ -94,7 +94,10 @@ def _explain_format(model: str, name: str) -> str:
     if name not in EXPORTS:
         return f"{name!r} is no format of exports that is served: {choice}.{nearest(name, FORMATS)}"
     if not EXPORTS[name].is_folder:
-        return f"{name!r} is for programs of your own, by the file of `finetune export {model} {name}`: {choice}."
+        return (
+            f"{name!r} is for programs of your own, by the file of `finetune export {model} {name} --out FOLDER`: "
+            f"{choice}."
+        )
     return (
         f"{name!r} is for vLLM on a GPU: `finetune export {model} {name} --out FOLDER`, then `vllm serve FOLDER`. "
         "Transformers expands its weights to 16-bit floats, so it gains neither memory nor speed. On a CPU, "

@@ -44,7 +44,8 @@ VERDICT_BODY = """{{ event.payload.reason }}
 FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
 FAILURE_BODY = """{{ flow_run.state.message }}
 Run: UI_URL/runs/flow-run/{{ flow_run.id }}
-Continue it: finetune resume {{ flow_run.id }}"""
+{%- if flow.name in ["finetune", "retrain"] or flow_run.deployment_id and flow.name in ["sweep", "batch-predict"] %}
+Continue it: finetune resume {{ flow_run.id }}{% endif %}"""
 
 
 KINDS = {
@@ -67,7 +68,7 @@ KINDS = {
         ),
         FAILURE_SUBJECT,
         FAILURE_BODY,
-        "A run of finetune, retrain or batch_predict failed or crashed.",
+        f"A run of {', '.join(FLOWS.values())} failed or crashed.",
     ),
 }
 """The trigger, subject, body and description of each kind of notification."""
@@ -100,7 +101,10 @@ def create_crash_automation(client: SyncPrefectClient) -> None:
         threshold=1,
         within=timedelta(seconds=SILENT_S),
     )
-    message = f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`."
+    message = (
+        f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`, or "
+        "start it again if it has no training."
+    )
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     description = "Runs whose worker or machine died are crashed, so that they can be retried."
     crash_runs = AutomationCore(name=DEAD, description=description, trigger=silence, actions=[crash])

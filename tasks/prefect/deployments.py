@@ -54,8 +54,8 @@ FLOWS = {
 PREDICTION_PARAMETERS = ("prediction", "reason")
 """Those of the flow batch_predict."""
 MODEL_FLOWS = {
-    "flows.drift:drift": ({"model", "inputs"}, {"thresholds", "task"}),
-    "flows.evaluate:evaluate": ({"model", "inputs"}, {"task", "run_code"}),
+    "flows.drift:drift": ({"model", "inputs"}, {"thresholds", "task", "data"}),
+    "flows.evaluate:evaluate": ({"model", "inputs"}, {"task", "run_code", "data"}),
 }
 """The required and the optional parameters of flows that look at a registered model in place of a recipe."""
 
@@ -265,6 +265,7 @@ _INPUTS = "For the flows drift and evaluate: files, folders, globs and URLs of n
 _THRESHOLDS = 'For the flow drift: fields of release.drift, such as {"auc": 0.6}.'
 _TASK = "For the flows drift and evaluate: the class of the model's task type if it is your own; its code is run."
 _REASON = "For the flows retrain and batch_predict: why a run is started, shown with the run."
+_DATA = 'For the flows drift and evaluate: fields of data by which these rows are read, such as {"delimiter": ";"}.'
 _RUN_CODE = "For the flow evaluate: whether to run other code that the model's recipe names, such as metrics."
 
 
@@ -297,13 +298,14 @@ def deployment_schema() -> dict[str, Any]:
                 "thresholds": {"type": "object", "description": _THRESHOLDS},
                 "task": {"type": "string", "description": _TASK},
                 "run_code": {"type": "boolean", "description": _RUN_CODE},
+                "data": {"type": "object", "description": _DATA},
             },
-            "anyOf": [{"required": ["recipe"]}, {"required": ["prediction"]}, {"required": ["model"]}],
             "additionalProperties": False,
         },
     }
-    predicts = {"properties": {"entrypoint": {"const": BATCH_PREDICT}}}
-    entry |= {"if": predicts, "then": _requires("prediction", "recipe"), "else": _requires("recipe", "prediction")}
+    trained = [entrypoint for entrypoint in FLOWS if entrypoint not in (BATCH_PREDICT, *MODEL_FLOWS)]
+    subjects = {"recipe": trained, "prediction": [BATCH_PREDICT], "model": [*MODEL_FLOWS]}
+    entry |= {"allOf": [_requires(parameter, flows, subjects) for parameter, flows in subjects.items()]}
     entry |= {"required": ["name", "entrypoint", "parameters"], "additionalProperties": False}
     schema["properties"]["definitions"] = {"type": "object", "properties": {"recipe": shared}, "description": _ANCHORS}
     return {
@@ -316,9 +318,13 @@ def deployment_schema() -> dict[str, Any]:
     }
 
 
-def _requires(parameter: str, other: str) -> dict[str, Any]:
-    """The parameters of an entry have this one and not the other."""
-    return {"properties": {"parameters": {"required": [parameter], "properties": {other: False}}}}
+def _requires(parameter: str, entrypoints: Sequence[str], all_parameters: Iterable[str]) -> dict[str, Any]:
+    """The entries of these flows have this parameter, and none of the others."""
+    others = {other: False for other in all_parameters if other != parameter}
+    return {
+        "if": {"properties": {"entrypoint": {"enum": [*entrypoints]}}},
+        "then": {"properties": {"parameters": {"required": [parameter], "properties": others}}},
+    }
 
 
 def _recipe_schema() -> dict[str, Any]:

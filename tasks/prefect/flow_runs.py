@@ -26,7 +26,7 @@ from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_URL
 from prefect.states import AwaitingRetry
 
 from tasks.home import home
-from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
+from tasks.prefect.deployments import FLOWS, MODEL_FLOWS, SWEEP_ENTRYPOINT
 from tasks.servers import read_running
 from tasks.tracking.outbox import PENDING_STATE, Outbox, is_running_here, was_killed_here
 from training.jobs.protocol import write_atomically
@@ -34,7 +34,7 @@ from training.problems import UserError
 
 RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MODEL_FLOWS]
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""
-REPORTED = [*FLOWS.values(), "trial"]
+REPORTED = [*FLOWS.values(), "labels", "trial"]
 """Names of the flows whose killed runs are reported. A trial is continued by its sweep."""
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """The variable that a worker sets for its runs."""
@@ -96,8 +96,9 @@ def report_killed(silent_s: float = 0.0) -> None:
             if run.state is not None and was_killed_here(str(run.id), silent_s):
                 final = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed, perhaps with its worker or its machine."
-                message += "" if _is_command(run) else " Continue it with `finetune resume`."
                 with contextlib.suppress(Exception):  # after an error, the next runs are still reported
+                    if _can_resume(run, client.read_flow(run.flow_id).name):
+                        message += " Continue it with `finetune resume`."
                     client.set_flow_run_state(run.id, State(type=final, message=message), force=True)
 
 
@@ -152,6 +153,13 @@ def _is_unfinished(run: FlowRun) -> bool:
 def _is_command(run: FlowRun) -> bool:
     """Whether the run looks at a registered model and has no deployment: the same command starts it again."""
     return run.deployment_id is None and bool({"prediction", "model"} & run.parameters.keys())
+
+
+def _can_resume(run: FlowRun, flow: str) -> bool:
+    """Whether `finetune resume` continues the run, which is of this flow. A sweep that a command started is continued
+    by the same command."""
+    is_sweep_of_command = flow == FLOWS[SWEEP_ENTRYPOINT] and run.deployment_id is None
+    return flow in RESUMABLE and not _is_command(run) and not is_sweep_of_command
 
 
 def page_url(run: str) -> str | None:

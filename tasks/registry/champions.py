@@ -469,6 +469,6 @@ _MESSAGES = {
         "the version {}, which is the teacher,",
         ": name another one, and begin a new run (a resumed run keeps its version).",
     ),
-    "NAME": ("the version {}", ": run its recipe again to register one that has."),
+    "NAME": ("the version {}", ": run its recipe again to register another version."),
     "VERSION": ("the version {}, which training started from,", ": so the model cannot be reproduced here."),
 }

@@ -90,6 +90,10 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
         events.emit_verdict(recipe.name, build_verdict_event(recipe, failed, None))
         raise ValueError("data.path: there is no such file.")
 
+    @flow(name="drift", flow_run_name="drift of small")
+    def looks() -> None:
+        raise ValueError("inputs: there is no such file.")
+
     judged = judges(return_state=True).state_details.flow_run_id
     broken = fails(return_state=True).state_details.flow_run_id
     wait_until(lambda: len(posts) >= 2)
@@ -100,7 +104,11 @@ def test_a_verdict_and_a_failure_are_posted_each_as_one_readable_message(
     link = f"Run: {server['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run"
     assert verdict[3] == f"{link}/{judged}"
     assert "data.path: there is no such file." in failure[0] and failure[1] == f"{link}/{broken}"
-    assert len(posts) == 2 and "secret-path" not in json.dumps(posts)
+    assert failure[2:] == [f"Continue it: finetune resume {broken}"]
+    drifted = looks(return_state=True).state_details.flow_run_id
+    wait_until(lambda: len(posts) >= 3)
+    assert posts[2]["body"].splitlines()[1:] == [f"{link}/{drifted}"]  # it is started again, and not resumed
+    assert len(posts) == 3 and "secret-path" not in json.dumps(posts)
 
 
 def test_notify_keeps_the_last_settings_and_leaves_a_disabled_automation_disabled(

@@ -90,5 +90,8 @@ def test_mistakes_are_one_message(counter_home: Path, tmp_path: Path, capsys: py
     }.items():
         assert main(["search", "counter", "two", *words]) == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):  # quotes were forgotten
+        main(["search", "counter", "two", "words", "--corpus", str(tmp_path)])
+    assert "unrecognized arguments: words" in capsys.readouterr().err
     assert main(["predict", "counter", "two", "--prompt", "sentence3"]) == 2
     assert "--prompt: 'sentence3' is no column of sentence-similarity" in capsys.readouterr().err

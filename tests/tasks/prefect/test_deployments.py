@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tasks.prefect.deployments import deployment_schema, read_deployments
+from tasks.prefect.deployments import MODEL_FLOWS, deployment_schema, read_deployments
 from tests.flows.forked import finetune
 from tests.fork_server import NEW_PYTHON
 from tests.raised import raised_problems
@@ -53,6 +55,20 @@ def test_an_editor_is_shown_the_parameters_of_each_flow(tmp_path: Path, paramete
     document = yaml.safe_load(write(tmp_path, parameters).read_text())
     schema = json.loads(json.dumps(deployment_schema()))
     assert jsonschema.Draft202012Validator(schema).is_valid(document) == fits
+
+
+@pytest.mark.parametrize("entrypoint", MODEL_FLOWS)
+def test_a_deployment_may_set_every_parameter_of_a_flow_that_looks_at_a_model(tmp_path: Path, entrypoint: str) -> None:
+    module, name = entrypoint.split(":")
+    parameters = inspect.signature(getattr(importlib.import_module(module), name).fn).parameters.values()
+    required = {each.name for each in parameters if each.default is each.empty}
+    assert MODEL_FLOWS[entrypoint] == (required, {each.name for each in parameters} - required)
+    example: dict[str, Any] = {"model": "small", "inputs": ["new.csv"], "thresholds": {"auc": 0.6}, "task": ""}
+    example |= {"run_code": False, "data": {"delimiter": ";"}}
+    given = {each.name: example[each.name] for each in parameters}
+    file = write(tmp_path, given, entrypoint=entrypoint)
+    read_deployments([file])
+    jsonschema.validate(yaml.safe_load(file.read_text()), json.loads(json.dumps(deployment_schema())))
 
 
 def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(

@@ -91,6 +91,21 @@ def test_a_server_that_died_with_its_runs_gets_their_ends_and_no_others(prefect_
     assert found == [StateType.CRASHED, StateType.CANCELLED, StateType.RUNNING, StateType.RUNNING]
 
 
+@pytest.mark.parametrize(
+    ("name", "resumable"),
+    [("finetune", True), ("retrain", True), ("sweep", False), ("trial", False), ("labels", False)],
+)
+def test_resume_is_advised_for_killed_runs_of_commands_that_it_continues(
+    prefect_server: None, home: Path, name: str, resumable: bool
+) -> None:
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(flow(name=name)(lambda: None), state=Running())
+        Outbox(str(run.id))
+        report_killed()
+        state = client.read_flow_run(run.id).state
+    assert state is not None and state.is_crashed() and ("resume" in str(state.message)) == resumable
+
+
 def test_a_killed_run_that_looks_at_a_registered_model_is_reported_and_not_said_to_be_resumable(
     prefect_server: None, home: Path
 ) -> None:
