@@ -1,4 +1,4 @@
-"""Embeddings of many short documents by `finetune predict`, against the raw forward pass on the same batches.
+"""Embeddings of many documents by `finetune predict`, against the raw forward pass on the same batches.
 
 The rate is that of the further documents: a command with a tenth of them runs first, and its time is subtracted from
 that with all, so that starts and imports do not count. Commands and forward pass take turns, because the speed of a
@@ -35,7 +35,9 @@ from training.jobs.protocol import OUTPUT
 from training.recipe.batch_prediction import SHARD_ROWS
 
 TURNS = 3
-WORDS = 10
+WORDS, SHORT_WORDS = 40, 10
+"""Of a document, such as a paragraph, and of a short one, such as a question. What a row costs beside the forward pass
+is the same for both, and so a larger share of a short one."""
 BATCH_ROWS = 64
 MAX_TOKENS = 64
 LOOK_EVERY_S = 2.0
@@ -81,36 +83,21 @@ class Turn:
 
 
 def measure(subject: Subject) -> list[Row]:
-    """The ratio of the rates, the memory for ten times the documents, and what one appended document costs."""
+    """The ratio of the rates for documents and for short ones, the memory for ten times the documents, and what one
+    appended document costs."""
     many, folder = subject.documents, subject.folder / "embeddings"
     few = many // 10
     folder.mkdir()
-    model, homes = _make_model(subject, folder), [folder / f"home-{number}" for number in range(TURNS)]
-    for home in homes:  # one for each turn: a home embeds no document twice
-        home.mkdir(mode=0o700)
-        _child(home, "register", str(model))
-    texts = _make_documents(subject, many + few + 1)
-    beginning, file = _write(folder / "few.parquet", texts[many + 1 :]), _write(folder / "many.parquet", texts[:many])
-    turns = [
-        Turn(
-            _predict(home, beginning, home / "few"),
-            _predict(home, file, home / "many"),
-            Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few)))),
-        )
-        for home in homes
-    ]
-    again = _predict(homes[0], _write(file, texts[: many + 1]), homes[0] / "many")
-    rows, ratios = many - few, [turn.raw.wall_s / turn.seconds for turn in turns]
-    rate, raw = rows / median(turn.seconds for turn in turns), rows / median(turn.raw.wall_s for turn in turns)
-    how = f"{rows:,} documents of {WORDS} words, {SMALL['hidden_size']} dimensions, {TURNS} times in turn; medians; "
-    how += f"{rate:,.0f} documents/s, and {raw:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; "
-    how += f"{min(ratios):.2f} to {max(ratios):.2f}"
-    processor = median(turn.raw.processor_s / turn.processor_s for turn in turns)
+    model = _make_model(subject, folder)
+    compared = {words: _take_turns(subject, model, folder / f"{words}-words", words) for words in (WORDS, SHORT_WORDS)}
+    home, turns = folder / f"{WORDS}-words" / "home-0", compared[WORDS]
+    longer = _write(folder / "longer.parquet", _make_documents(subject, many + 1, WORDS))
+    again = _predict(home, longer, home / "many")
     small, large = max(turn.few.peak_mib for turn in turns), max(turn.many.peak_mib for turn in turns)
     memory = f"highest peak of all processes: {small:.0f} MiB for {few:,} documents, {large:.0f} MiB for {many:,}"
     return [
-        Row("embeddings of documents / raw forward pass", median(ratios), how, least=0.9),
-        Row("the same in processor time", processor, "the command's other work counts against it"),
+        *_compare_rates("embeddings of documents", many - few, WORDS, turns),
+        *_compare_rates("embeddings of short documents", many - few, SHORT_WORDS, compared[SHORT_WORDS]),
         Row("embeddings: memory for 10 times the documents", large / small, memory, most=1.10),
         Row(
             "embeddings: documents that one appended document embeds",
@@ -118,6 +105,38 @@ def measure(subject: Subject) -> list[Row]:
             f"{many:,} before, in blocks of {SHARD_ROWS:,}; {again.wall_s:.1f} s from the command's start to its end",
             most=SHARD_ROWS,
         ),
+    ]
+
+
+def _take_turns(subject: Subject, model: Path, folder: Path, words: int) -> list[Turn]:
+    """Commands and forward passes for documents of so many words, in homes in the folder."""
+    many, homes = subject.documents, [folder / f"home-{number}" for number in range(TURNS)]
+    few = many // 10
+    for home in homes:  # one for each turn: a home embeds no document twice
+        home.mkdir(mode=0o700, parents=True)
+        _child(home, "register", str(model))
+    texts = _make_documents(subject, many + 1 + few, words)
+    beginning, file = _write(folder / "few.parquet", texts[many + 1 :]), _write(folder / "many.parquet", texts[:many])
+    return [
+        Turn(
+            _predict(home, beginning, home / "few"),
+            _predict(home, file, home / "many"),
+            Ran(*json.loads(_child(home, "raw", str(model), str(file), str(few)))),
+        )
+        for home in homes
+    ]
+
+
+def _compare_rates(what: str, rows: int, words: int, turns: Sequence[Turn]) -> list[Row]:
+    ratios = [turn.raw.wall_s / turn.seconds for turn in turns]
+    rate, raw = rows / median(turn.seconds for turn in turns), rows / median(turn.raw.wall_s for turn in turns)
+    how = f"{rows:,} documents of {words} words, {SMALL['hidden_size']} dimensions, {TURNS} times in turn; medians; "
+    how += f"{rate:,.0f} documents/s, and {raw:,.0f} by the forward pass in the same batches of {BATCH_ROWS}; "
+    how += f"{min(ratios):.2f} to {max(ratios):.2f}"
+    processor = median(turn.raw.processor_s / turn.processor_s for turn in turns)
+    return [
+        Row(f"{what} / raw forward pass", median(ratios), how, least=0.9),
+        Row("the same in processor time", processor, "the command's other work counts against it"),
     ]
 
 
@@ -137,12 +156,12 @@ def _make_model(subject: Subject, folder: Path) -> Path:
     return folder / "model"
 
 
-def _make_documents(subject: Subject, count: int) -> list[str]:
-    """Distinct documents of the subject's words."""
+def _make_documents(subject: Subject, count: int, length: int) -> list[str]:
+    """Distinct documents of so many of the subject's words."""
     rows = pq.read_table(subject.data / "train.parquet", columns=["text"])["text"].to_pylist()
     words = [word for text in rows for word in text.split()]
-    starts = (place * (WORDS - 1) % (len(words) - WORDS) for place in range(count))
-    return [" ".join([*words[start : start + WORDS - 1], str(number)]) for number, start in enumerate(starts)]
+    starts = (place * (length - 1) % (len(words) - length) for place in range(count))
+    return [" ".join([*words[start : start + length - 1], str(number)]) for number, start in enumerate(starts)]
 
 
 def _write(file: Path, texts: Sequence[str]) -> Path:
