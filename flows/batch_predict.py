@@ -155,7 +155,7 @@ def _compare_new_rows(
     try:
         reference = find_rows(version).result.rows.get(version.split, section.min_rows)
         if reference < section.min_rows:
-            split = f"{version.champion} has {format_count(reference, f'{version.split} row')}"
+            split = f"{version.pinned} has {format_count(reference, f'{version.split} row')}"
             return _undecided(f"{split}: {at_least}", new.total), []
         executor = Executor(history_name(prepared.prediction), run, listeners, remote=remote)
         report = run_drift_stages(executor, version, section, new.draw(), list(new.files))

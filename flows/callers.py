@@ -126,7 +126,7 @@ def run_for_version(
         for warning in warnings:
             get_run_logger().warning(warning)
         result = build_result("failed" if error else "completed", rows, flow_run_id=run, error=error, where=report_name)
-        result |= {"version": str(version.champion) if version else None, report_name: report, "warnings": warnings}
+        result |= {"version": str(version.pinned) if version else None, report_name: report, "warnings": warnings}
         caller.send(result)
         if version is None or report is None:
             assert error is not None

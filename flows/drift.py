@@ -95,7 +95,7 @@ def announce_drift(version: MonitoredVersion, report: dict[str, Any], inputs: Se
     payload = {
         "verdict": report["verdict"],
         "summary": summarize_drift(report),
-        "version": str(version.champion),
+        "version": str(version.pinned),
         "recipe": version.recipe,
         "look": report["look"],
         "rows": report["rows"],
@@ -105,4 +105,4 @@ def announce_drift(version: MonitoredVersion, report: dict[str, Any], inputs: Se
         "mlflow_run_id": version.mlflow_run,
         "flow_run_id": str(flow_run.get_id()),
     }
-    events.emit_drift(version.champion.name, payload)
+    events.emit_drift(version.pinned.name, payload)

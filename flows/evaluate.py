@@ -56,7 +56,7 @@ def run_evaluation(
         require_no_reference(version)
         recipe, rows = read_recipe(version, run_code), find_rows(version)
         files = pin_files(list_files(inputs, field="inputs", rules=version.rules, remarks=warnings))
-        given = LabelledFiles(files, version.rules, "inputs", version=version.champion)
+        given = LabelledFiles(files, version.rules, "inputs", version=version.pinned)
         labelled: Artifact = executor(load_labelled, recipe, rows, given)
         predicted: Artifact = executor(predict_labelled, version, recipe, labelled)
         scored: Artifact = executor(score_labelled, version, recipe, labelled, predicted)
@@ -70,7 +70,7 @@ def run_evaluation(
         if evaluation["below"]:
             payload = {name: value for name, value in evaluation.items() if name != "slices"}
             payload |= {"summary": summary, "flow_run_id": str(flow_run.get_id()), "inputs": inputs}
-            events.emit_evaluated(version.champion.name, payload)
+            events.emit_evaluated(version.pinned.name, payload)
 
     return run_for_version(caller, "evaluation", model, task, data, warnings, stages=score, announce=announce)
 
@@ -79,7 +79,7 @@ def build_evaluation(version: MonitoredVersion, scored: Artifact, entry: LaterEv
     """Builds the evaluation as JSON values."""
     report = json.loads((scored.path / "evaluation.json").read_text(encoding="utf-8"))
     return {
-        "version": str(version.champion),
+        "version": str(version.pinned),
         "recipe": version.recipe,
         "number": entry.number,
         "below": entry.below,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.cache.results import Artifact, Champion, Lock, Promotion, Publication, Selection, Verdict, Version
+from tasks.cache.results import Artifact, Lock, PinnedVersion, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
 from tasks.jobs import fork_client
 from tasks.jobs.parallel_calls import Slots
@@ -65,7 +65,7 @@ class Finished:
     """The metrics of out-of-fold predictions; None if the recipe has no folds."""
     calibration: CalibrateArtifact | None
     """None if the recipe calibrates no probabilities."""
-    champion: Champion | None
+    champion: PinnedVersion | None
     verdict: Verdict
     exports: CompareExportsArtifact | None
     """The comparison of the exports with the model; None if the recipe names none or the model is rejected."""

@@ -29,7 +29,7 @@ from flows.trial import TrialRun, trial_recipe
 from tasks.cache.executor import Executor
 from tasks.cache.garbage_collection import in_use
 from tasks.cache.planner import Planner
-from tasks.cache.results import Artifact, Champion, Comparison, Lock, Selection
+from tasks.cache.results import Artifact, Comparison, Lock, PinnedVersion, Selection
 from tasks.cache.stage import Listener
 from tasks.home import home
 from tasks.jobs import fork_client
@@ -313,7 +313,7 @@ class Search:
             found, rival = self._find_scored(best), self._find_scored(other)
             if found is None or rival is None:
                 continue
-            champion = Champion(
+            champion = PinnedVersion(
                 name="trial", version=str(other.number), model=rival.trained.parts["model"], max_length=0
             )
             comparison = self._compare(best, found, champion, rival.predictions)
@@ -409,7 +409,7 @@ class Search:
         except (MlflowFailed, UserError, JobFailed):  # the release of the best model meets it again, and reports it
             return None
 
-    def _compare(self, best: Trial, scored: Scored, champion: Champion, opponent: Artifact) -> Comparison:
+    def _compare(self, best: Trial, scored: Scored, champion: PinnedVersion, opponent: Artifact) -> Comparison:
         arguments = (scored.data, scored.tokens, scored.trained, scored.predictions, opponent)
         found = self._quiet_executor()(compare, self._recipe_of(best), champion, None, *arguments)
         return found.result

@@ -85,8 +85,8 @@ class PinnedCommit(BaseModel):
     commit: str
 
 
-class Champion(BaseModel):
-    """The registered version that a new model is compared with, or that training starts from."""
+class PinnedVersion(BaseModel):
+    """A registered version as a run uses it: the champion, the start of a training, or a model that predicts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,7 +107,7 @@ class Champion(BaseModel):
         return f"{self.name}/{self.version}"
 
 
-class VersionOfTask(Champion):
+class VersionOfTask(PinnedVersion):
     """A registered version that does other work than training starts with, such as a teacher, with its own task type
     and options."""
 
@@ -166,9 +166,9 @@ class Lock(BaseModel):
     model_hub: PinnedCommit | None = None
     model_files: dict[FileName, PinnedFile] = Field(default_factory=dict)
     """By name in the model folder: all files of a local model; for other models the files that replace theirs."""
-    model_version: Champion | None = None
+    model_version: PinnedVersion | None = None
     """The registered version that is the base model, for `model.source: registry`."""
-    started_from: Champion | None = None
+    started_from: PinnedVersion | None = None
     """The champion that training starts from in place of the base model; None if it starts from the base model."""
     negatives_version: VersionOfTask | None = None
     """The registered version that finds negatives, for `data.negatives.source: registry`."""
@@ -190,7 +190,7 @@ class Lock(BaseModel):
     """Hub repositories that could not be looked up: the commit of the last run is used."""
 
     @property
-    def start(self) -> Champion | None:
+    def start(self) -> PinnedVersion | None:
         """The registered version that training starts from; None if it starts from another model."""
         return self.started_from or self.model_version
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import EventReader, follow_job, require_finished
-from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.pinned_versions import find_folders_for_job
 from training import task_types
 from training.jobs.protocol import EVENTS, Events, Job
 from training.models.repository_files import chat_template
@@ -64,7 +64,7 @@ def open_chat(model: ModelSpec, system: str) -> Iterator[Chat]:
     Raises UserError for a model without a chat template, and JobFailed if the program ends before it has loaded the
     model.
     """
-    with find_folders_for_job("chat", model.champion) as (work, folders):
+    with find_folders_for_job("chat", model.pinned) as (work, folders):
         if chat_template(folders["tokenizer"]) is None:
             message = f"the tokenizer of {model.name} version {model.version} has no chat template, so it continues "
             message += "texts and holds no conversation: ask it by `finetune predict`, or train it with "

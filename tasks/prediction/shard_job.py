@@ -26,8 +26,8 @@ from tasks.jobs.hardware import assigned_gpus, device, visible_gpus
 from tasks.jobs.launch import EventReader, follow_job
 from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S, TRIES, BatchDivision, prepare_next_try
 from tasks.prediction.input_rows import Shard
-from tasks.registry.champions import find_folders
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.pinned_versions import find_folders
 from training import task_types
 from training.data.prediction_rows import WantedShard
 from training.jobs.protocol import EVENTS, OUTCOMES, Imports, Job, Outcome, write_atomically
@@ -96,7 +96,7 @@ class ShardPredictor:
 
     def _find_folders(self) -> dict[str, Path]:
         """The folders of the model, which are downloaded once if no store has them."""
-        return find_folders(self._work, self._model.champion, "NAME")
+        return find_folders(self._work, self._model.pinned, "NAME")
 
     @property
     def rows_per_second(self) -> float | None:

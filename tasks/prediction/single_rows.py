@@ -14,8 +14,8 @@ import pyarrow as pa
 from tasks.cache.garbage_collection import in_use
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
-from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.pinned_versions import find_folders_for_job
 from training import task_types
 from training.data.arrow_columns import from_json, texts_as_json
 from training.data.casting import Values, to_batch
@@ -83,7 +83,7 @@ def predict_records(model: ModelSpec, rows: Sequence[Sequence[str]]) -> list[dic
 
 def _predict(model: ModelSpec, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The result of the program."""
-    with in_use(), find_folders_for_job("predict", model.champion) as (work, folders):
+    with in_use(), find_folders_for_job("predict", model.pinned) as (work, folders):
         settings = PredictRowsSettings(
             max_length=model.max_length,
             columns=dict(model.columns),

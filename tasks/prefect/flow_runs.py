@@ -26,11 +26,12 @@ from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_URL
 from prefect.states import AwaitingRetry
 
 from tasks.home import home
-from tasks.prefect.deployments import FLOWS, MODEL_FLOWS, SWEEP_ENTRYPOINT
+from tasks.prefect.deployments import FLOWS, MODEL_FLOWS
 from tasks.servers import read_running
 from tasks.tracking.outbox import PENDING_STATE, Outbox, is_running_here, was_killed_here
 from training.jobs.protocol import write_atomically
 from training.problems import UserError
+from training.recipe import SWEEP_ENTRYPOINT
 
 RESUMABLE = [name for entrypoint, name in FLOWS.items() if entrypoint not in MODEL_FLOWS]
 """Names of the flows whose runs can be resumed. Those that look at a registered model are started again."""

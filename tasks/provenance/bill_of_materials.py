@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.cache.results import Champion, Lock, PinnedCommit, PinnedFile
+from tasks.cache.results import Lock, PinnedCommit, PinnedFile, PinnedVersion
 from tasks.home import without_credentials
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
@@ -77,7 +77,7 @@ def _list_metrics(metrics: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_models(
-    title: str, version: Champion | None, hub: PinnedCommit | None, files: Mapping[str, PinnedFile]
+    title: str, version: PinnedVersion | None, hub: PinnedCommit | None, files: Mapping[str, PinnedFile]
 ) -> Iterator[dict[str, Any]]:
     """A registered version, a repository of the Hub, or files; nothing for a model made from a configuration."""
     found: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": title, "description": title}

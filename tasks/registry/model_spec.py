@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from tasks.cache.results import Champion
+from tasks.cache.results import PinnedVersion
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.registry import lineage
 from tasks.registry.version_signatures import verify_tags
@@ -74,9 +74,9 @@ class ModelSpec:
     """How its rows are read, after `read_by`."""
 
     @property
-    def champion(self) -> Champion:
-        """The version as the functions of tasks.registry.champions take it."""
-        return Champion(
+    def pinned(self) -> PinnedVersion:
+        """The version as the functions of tasks.registry.pinned_versions take it."""
+        return PinnedVersion(
             name=self.name,
             version=self.version,
             model=self.digest,

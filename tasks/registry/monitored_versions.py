@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tasks.cache.results import Artifact, Champion
+from tasks.cache.results import Artifact, PinnedVersion
 from tasks.home import home, named_lock
 from tasks.jobs.retries import BatchDivision
 from tasks.registry import lineage, untrusted_code
@@ -53,8 +53,8 @@ class MonitoredVersion(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    champion: Champion
-    """Its name, number, model and options; whether it is the champion does not matter."""
+    pinned: PinnedVersion
+    """Its name, number, model and options."""
     task: str
     options: dict[str, Any]
     columns: dict[str, str]
@@ -81,7 +81,7 @@ class MonitoredVersion(BaseModel):
             rows,
             model,
             program=program,
-            max_length=self.champion.max_length,
+            max_length=self.pinned.max_length,
             mixed_precision="no",
             options=self.options,
         )
@@ -104,7 +104,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
             "registry", "NAME", f"{name}/{spec.version} was not registered by a run of finetune: run a recipe for it."
         )
     return MonitoredVersion(
-        champion=spec.champion,
+        pinned=spec.pinned,
         task=spec.task["task"],
         options=dict(spec.task["options"]),
         columns=dict(spec.columns),
@@ -122,7 +122,7 @@ def find_monitored(model: str, own_task: str = "", data: Mapping[str, Any] | Non
 def require_single_inputs(version: MonitoredVersion) -> None:
     """Raises UserError for a model that rates or compares answers: it has no one prediction of a row to observe."""
     if task_types.class_of(version.task).prediction_type in (PAIRS, UNPAIRED):
-        message = f"{version.champion} compares answers (task {version.task}), whose drift is not measured: "
+        message = f"{version.pinned} compares answers (task {version.task}), whose drift is not measured: "
         raise UserError.of("registry", "NAME", message + "compare it with a new model on new rows, by `finetune run`.")
 
 
@@ -130,7 +130,7 @@ def require_no_reference(version: MonitoredVersion) -> None:
     """Raises UserError for a model whose metrics are relative to a reference model, which new rows have no part of."""
     task_type = task_types.load(version.task, version.options)
     if isinstance(task_type, BaseReference) and task_type.needs_reference:
-        message = f"metrics of {version.champion} are relative to its base model (task {version.task}), whose part is "
+        message = f"metrics of {version.pinned} are relative to its base model (task {version.task}), whose part is "
         message += "not computed for new rows: add them to a split of the recipe, and `finetune run` compares it there."
         raise UserError.of("registry", "NAME", message)
 
@@ -144,7 +144,7 @@ def find_rows(version: MonitoredVersion) -> Artifact[LoadDataResult]:
         rows = None
     if rows is None or f"{version.split}.arrow" not in rows.parts:
         message = (
-            f"the {version.split} rows of {version.champion} are not in {home()}: run its recipe again here, "
+            f"the {version.split} rows of {version.pinned} are not in {home()}: run its recipe again here, "
             "or share the store of the home that registered it."
         )
         raise UserError.of("registry", "NAME", message)
@@ -164,9 +164,9 @@ def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
     Raises UserError if it is unknown or no longer valid, and without `run_code` for code that it names, but for the
     version's own task type, to which `find_monitored` needs consent.
     """
-    record = lineage.find_version(str(version.champion))
+    record = lineage.find_version(str(version.pinned))
     if not run_code:
-        source, run = f"the record of {version.champion}", record["run"]["flow_run_id"]
+        source, run = f"the record of {version.pinned}", record["run"]["flow_run_id"]
         untrusted_code.require_consent(source, record[lineage.RECIPE_SET], run=run, named=[version.task])
     return parse(record[lineage.RECIPE_SET])
 
@@ -174,7 +174,7 @@ def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
 def read_drift_section(version: MonitoredVersion, overrides: Mapping[str, Any]) -> Drift:
     """Reads `release.drift` of the recipe that registered the version, with these fields replaced. Raises UserError if
     the version's record cannot be read, and for unknown fields and values."""
-    values = lineage.find_version(str(version.champion))["recipe"]["release"].get("drift", {})
+    values = lineage.find_version(str(version.pinned))["recipe"]["release"].get("drift", {})
     problems = [
         Problem(
             kind="option",
@@ -269,7 +269,7 @@ def record(
         names: Of the files with the rows.
         files: The report, for MLflow.
     """
-    name, number, now = version.champion.name, version.champion.version, datetime.now(UTC)
+    name, number, now = version.pinned.name, version.pinned.version, datetime.now(UTC)
     with mlflow_errors(), named_lock(f"registry-{name}"):
         from mlflow.entities import Metric
 

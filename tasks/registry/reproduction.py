@@ -20,8 +20,8 @@ from tasks.home import home, without_credentials
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import BatchDivision
-from tasks.registry.champions import PARTS, find_folders
 from tasks.registry.lineage import RECIPE_SET, has_own_record
+from tasks.registry.pinned_versions import PARTS, find_folders
 from tasks.registry.provenance import require_signed_record
 from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import find_artifact

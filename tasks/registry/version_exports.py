@@ -18,8 +18,8 @@ from tasks.cache.results import Artifact
 from tasks.home import home, tracking_uri
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
-from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.pinned_versions import find_folders_for_job
 from tasks.registry.version_signatures import EXPORTS as FOLDER
 from tasks.registry.version_signatures import verify_tags
 from tasks.registry.versions import EXPORTS_TAG, need_model, need_version, read_tag
@@ -104,7 +104,7 @@ def export_version(model: ModelSpec, name: str, out: Path) -> Any:
     released = _released(version).get(name)
     if name in EXPORTS and released is None:
         _require_export(name, task_types.class_of(model.task["task"]).auto_class)
-    with in_use(), find_folders_for_job("export", model.champion) as (work, folders):
+    with in_use(), find_folders_for_job("export", model.pinned) as (work, folders):
         if released:
             folders["released"] = _download_released(version, EXPORTS[name], work.job / "released")
         settings = ExportVersionSettings(

@@ -445,7 +445,8 @@ def _describe_confidence(confidence: Mapping[str, Any]) -> str:
     text = f"Calibration error {format_value(confidence['calibration_error'])}"
     if confidence["answered"] is not None:
         wrong = f", {confidence['error']:.1%} of them wrong" if confidence["error"] is not None else ""
-        text += f"; {confidence['answered']:.1%} answered{wrong} (at most {confidence['max_error']:.1%} by the bound at registration)"
+        bound = f" (at most {confidence['max_error']:.1%} by the bound at registration)"
+        text += f"; {confidence['answered']:.1%} answered{wrong}{bound}"
     return f"{text}."
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.cache.results import Artifact, Champion, Promotion, Publication, Verdict, Version
+from tasks.cache.results import Artifact, PinnedVersion, Promotion, Publication, Verdict, Version
 from tasks.cache.stage import Row, without_number
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.label_reports import summarize_suspects
@@ -233,7 +233,7 @@ def summarize_result(stage: str, result: Any) -> str:
     if isinstance(result, Artifact):
         summarize = entry_of(stage).summarize
         return summarize(result.result) if summarize else ""
-    if isinstance(result, Champion | Version):
+    if isinstance(result, PinnedVersion | Version):
         return f"{result.name} version {result.version}"
     if isinstance(result, Verdict):
         return result.decision

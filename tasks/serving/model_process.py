@@ -12,8 +12,8 @@ from typing import Any
 from tasks.cache.garbage_collection import in_use
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import EventReader, follow_job, require_finished
-from tasks.registry.champions import find_folders_for_job
 from tasks.registry.model_spec import ModelSpec
+from tasks.registry.pinned_versions import find_folders_for_job
 from tasks.serving.responses import RequestRefused, Said
 from training.jobs.protocol import EVENTS, Job, Outcome
 from training.models.repository_files import chat_template
@@ -170,7 +170,7 @@ class ModelProcess:
     def _launch(self) -> tuple[Path, Generator[None, None, Outcome]]:
         """Starts the program, and waits until it is ready."""
         with in_use():
-            work, folders = self._files.enter_context(find_folders_for_job("serve", self.model.champion))
+            work, folders = self._files.enter_context(find_folders_for_job("serve", self.model.pinned))
             settings = ServeSettings(
                 **self.model.task,
                 columns=dict(self.model.columns),

@@ -8,12 +8,12 @@ from typing import Any
 
 from tasks.cache.code import code_behind, library_versions, metrics_code, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Champion, NumberedComparison
+from tasks.cache.results import Artifact, NumberedComparison, PinnedVersion
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
-from tasks.registry.champions import find_current
 from tasks.registry.comparisons import JudgedRows, confidence_of_number, number_comparison
+from tasks.registry.pinned_versions import find_current
 from training import task_types
 from training.data.ipc_files import CORPUS, groups_file
 from training.evaluation.scores import Comparison
@@ -40,8 +40,8 @@ def champion_inputs(recipe: Recipe, trained: Artifact, scores: Artifact) -> Inpu
     )
 
 
-@action(champion_inputs, gives=Champion)
-def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifact) -> Champion | None:
+@action(champion_inputs, gives=PinnedVersion)
+def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifact) -> PinnedVersion | None:
     """Finds the version with the champion's alias, unless it is the trained model itself."""
     if recipe.release.registry is None:
         work.state = "skipped"
@@ -50,7 +50,7 @@ def find_champion(work: Work, recipe: Recipe, trained: Artifact, scores: Artifac
     return None if found is None or found.champion.model == trained.parts["model"] else found.champion
 
 
-def has_opponent(recipe: Recipe, champion: Champion | None) -> bool:
+def has_opponent(recipe: Recipe, champion: PinnedVersion | None) -> bool:
     """Whether there is a champion or a baseline to compare the model with."""
     return champion is not None or (recipe.release.gate.baseline and task_types.has_baseline(recipe.task))
 
@@ -119,7 +119,7 @@ def _answers(recipe: Recipe) -> dict[str, Any]:
 @stage(Comparison, where="there is a champion or a baseline")
 def compare(
     recipe: Recipe,
-    champion: Champion | None,
+    champion: PinnedVersion | None,
     number: NumberedComparison | None,
     data: Artifact,
     tokens: Artifact,
@@ -181,12 +181,12 @@ def compare(
     )
 
 
-def _margin(recipe: Recipe, champion: Champion | None) -> float:
+def _margin(recipe: Recipe, champion: PinnedVersion | None) -> float:
     """A negative margin allows a model worse than the champion, but not worse than the baseline."""
     return recipe.release.gate.margin if champion else max(0.0, recipe.release.gate.margin)
 
 
-def _label_warnings(champion: Champion, predicted: PredictChampionResult) -> Iterator[str]:
+def _label_warnings(champion: PinnedVersion, predicted: PredictChampionResult) -> Iterator[str]:
     if unknown := predicted.unknown:
         yield f"{champion} does not know {_list_labels(unknown)}: it gets no row of these right."
     if dropped := predicted.dropped:

@@ -29,7 +29,7 @@ def count_inputs(
     return Inputs(
         {
             "registry": registry_place(),
-            "version": str(version.champion),
+            "version": str(version.pinned),
             "confidence": section.confidence,
             "upstream": {"profile": profile.digest, "observe": observed.digest},
         }
@@ -49,8 +49,8 @@ def count_look(
     if min(profile.result.observed, observed.result.observed) < section.min_rows:
         work.state = "skipped"
         return None
-    looks = digest_of({"drift": str(version.champion), "model": version.champion.model})
-    number = number_comparison(version.champion.name, looks, digest_of([profile.digest, observed.digest]))
+    looks = digest_of({"drift": str(version.pinned), "model": version.pinned.model})
+    number = number_comparison(version.pinned.name, looks, digest_of([profile.digest, observed.digest]))
     return NumberedComparison(comparison=number, confidence=confidence_of_number(number, section.confidence))
 
 
@@ -69,7 +69,7 @@ def drift(
     return StageJob(
         "training.programs.drift",
         DriftSettings(
-            title=f"{version.champion}, look {look.comparison}" if look else str(version.champion),
+            title=f"{version.pinned}, look {look.comparison}" if look else str(version.pinned),
             look=look.comparison if look else None,
             input=InputRows(rows=observed.result.rows, without_prediction=observed.result.without_prediction),
             alpha=1 - (look.confidence if look else section.confidence),
@@ -87,7 +87,7 @@ def record_inputs(
     return Inputs(
         {
             "registry": registry_place(),
-            "version": str(version.champion),
+            "version": str(version.pinned),
             "upstream": {"profile": profile.key, "drift": report.digest},
         }
     )
@@ -99,7 +99,7 @@ def record_drift(
 ) -> None:
     """Stores the report with the version: its page of pictures and its numbers, by look, in the MLflow run that
     registered the version, and its verdict as a tag of the version."""
-    found, name, number = report.result, version.champion.name, version.champion.version
+    found, name, number = report.result, version.pinned.name, version.pinned.version
     now = datetime.now(UTC)
     summary = {
         "time": now.isoformat(timespec="seconds"),

@@ -8,7 +8,6 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage, whole
-from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import (
     LaterEvaluation,
     MonitoredVersion,
@@ -16,6 +15,7 @@ from tasks.registry.monitored_versions import (
     find_rows,
     record,
 )
+from tasks.registry.pinned_versions import files_of_version
 from training import task_types
 from training.data.file_systems import name_of
 from training.data.ipc_files import groups_file
@@ -38,13 +38,13 @@ def predict_labelled(version: MonitoredVersion, recipe: Recipe, labelled: Artifa
             task=version.task,
             options=version.options,
             split=SPLIT,
-            champion=str(version.champion),
-            max_length=version.champion.max_length,
+            champion=str(version.pinned),
+            max_length=version.pinned.max_length,
             batch_size=batch_size,
             mixed_precision="no",
         ),
         reads={
-            **files_of_version(version.champion, "NAME"),
+            **files_of_version(version.pinned, "NAME"),
             "data": files_of(labelled, ["labels.json", f"{SPLIT}.arrow"]),
         },
         code=task_types.code_modules(version.task),
@@ -129,7 +129,7 @@ def record_inputs(
     return Inputs(
         {
             "registry": registry_place(),
-            "version": str(version.champion),
+            "version": str(version.pinned),
             "upstream": {"load_labelled": labelled.digest, "evaluate": evaluated.digest},
         }
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from tasks.cache.input_files import pin_files, unchanged
-from tasks.cache.results import Artifact, Champion, PinnedFile, label_names
+from tasks.cache.results import Artifact, PinnedFile, PinnedVersion, label_names
 from tasks.cache.stage import Work
 from tasks.jobs.job import StageJob, stage
 from tasks.prediction.input_rows import list_files
-from tasks.registry.champions import files_of_version
+from tasks.registry.pinned_versions import files_of_version
 from tasks.reports.row_reports import emit_warnings, read_report
 from training.data.file_systems import display_name
 from training.data.load_rows import LoadDataResult, load
@@ -44,7 +44,7 @@ class LabelledFiles(NamedTuple):
     """The option that names the files."""
     label: str | None = None
     """The column of labels, if it is not that of the rules."""
-    version: Champion | None = None
+    version: PinnedVersion | None = None
     """The version that will predict the rows. Its chat template may refuse some, and groups of rows are kept."""
 
 

@@ -13,7 +13,7 @@ from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.job import Files, StageJob, files_of, stage
-from tasks.registry.champions import files_of_version
+from tasks.registry.pinned_versions import files_of_version
 from tasks.stages.preflight.model_check import require_model
 from training import task_types
 from training.jobs.protocol import NotInKey, Settings

@@ -13,7 +13,7 @@ from tasks.cache.stage import Work
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import StageJob, files_of, folder_of, stage
 from tasks.jobs.retries import divide_batches
-from tasks.registry.champions import files_of_version
+from tasks.registry.pinned_versions import files_of_version
 from training import task_types
 from training.data.hard_negatives import (
     DECIMALS,

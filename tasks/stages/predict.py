@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from tasks.cache.code import figures_code
-from tasks.cache.results import Artifact, Champion, Lock
+from tasks.cache.results import Artifact, Lock, PinnedVersion
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import StageJob, files_of, folder_of, job_of, joined, stage
 from tasks.jobs.retries import divide_batches
-from tasks.registry.champions import files_of_version
+from tasks.registry.pinned_versions import files_of_version
 from training import task_types
 from training.data.ipc_files import CORPUS, SPLITS
 from training.programs.predict import BlocksResult, ForwardSettings, PredictResult, PredictSettings
@@ -99,7 +99,7 @@ def predict_fold(
 
 @stage(PredictChampionResult, where="there is a champion")
 def predict_champion(
-    recipe: Recipe, lock: Lock, data: Artifact, champion: Champion, mined: Artifact | None = None
+    recipe: Recipe, lock: Lock, data: Artifact, champion: PinnedVersion, mined: Artifact | None = None
 ) -> StageJob:
     """Predicts every row of the judged split by the champion with its own tokenizer. `mined` may have the rows with
     candidates.
@@ -140,7 +140,7 @@ def predict_champion(
     )
 
 
-def _task_and_options(recipe: Recipe, champion: Champion) -> dict[str, Any]:
+def _task_and_options(recipe: Recipe, champion: PinnedVersion) -> dict[str, Any]:
     """The recipe's task type and options, except options that the champion has learned with other values."""
     if champion.options is None:
         return recipe.task_and_options

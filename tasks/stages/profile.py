@@ -14,8 +14,8 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files, StageJob, files_of, stage
 from tasks.prediction.drift_samples import Sample
-from tasks.registry.champions import files_of_version
 from tasks.registry.monitored_versions import MonitoredVersion
+from tasks.registry.pinned_versions import files_of_version
 from training import task_types
 from training.programs.observe import SAMPLE, ObserveResult, ObserveSettings
 from training.recipe.fields import Drift
@@ -65,14 +65,14 @@ def _observe(
             task=version.task,
             options=version.options,
             columns=version.columns,
-            max_length=version.champion.max_length,
+            max_length=version.pinned.max_length,
             max_rows=section.max_rows,
             split=split,
             rows=read,
             batch_size=BATCH_ROWS,
             calibration=version.calibration,
         ),
-        reads={**files_of_version(version.champion, "NAME"), **rows},
+        reads={**files_of_version(version.pinned, "NAME"), **rows},
         code=task_types.code_modules(version.task),
         users_code=task_types.user_code(version.task),
         libraries=("torch", "transformers", "tokenizers", "pyarrow", *task_type.libraries),

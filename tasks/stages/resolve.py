@@ -21,7 +21,7 @@ from tasks.jobs.engines import engine_of
 from tasks.jobs.hardware import mixed_precision, visible_gpus
 from tasks.jobs.this_machine import find_problems_here
 from tasks.prediction.input_rows import list_files
-from tasks.registry.champions import (
+from tasks.registry.pinned_versions import (
     digest_rows,
     find_base,
     find_retriever,

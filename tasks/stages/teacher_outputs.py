@@ -16,7 +16,7 @@ from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
 from tasks.jobs.job import Files, StageJob, files_of, folder_of, stage
 from tasks.jobs.retries import divide_batches
-from tasks.registry.champions import PARTS, fetch_config, files_of_version
+from tasks.registry.pinned_versions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
 from training.data.ipc_files import CORPUS, SPLITS, groups_file

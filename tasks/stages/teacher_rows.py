@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.jobs.job import Files, StageJob, files_of, stage
-from tasks.registry.champions import find_training_rows
+from tasks.registry.pinned_versions import find_training_rows
 from training.data.duplicates import RepeatedRows, find_repeated
 from training.data.ipc_files import ipc_reader
 from training.jobs.protocol import NotInKey, Settings

@@ -17,10 +17,10 @@ from typing import Any
 from unittest.mock import patch
 
 from tasks.cache import store
-from tasks.cache.results import Champion
+from tasks.cache.results import PinnedVersion
 from tasks.cache.stage import Work
 from tasks.home import home
-from tasks.registry import champions
+from tasks.registry import pinned_versions
 from tasks.registry.version_signatures import SignedVersion, sign_version
 from tasks.registry.versions import LOGGED_PARTS
 from tasks.tracking.connection import FIT_TAG, MODEL_TAG, connect
@@ -29,7 +29,7 @@ from tests.benchmarks.table import Row
 
 ROUNDS = 3
 NAME, KEY = "measured", "k" * 40
-KEPT = f"artifacts/{champions.FETCHED}"
+KEPT = f"artifacts/{pinned_versions.FETCHED}"
 """Versions that were fetched, in the home."""
 MOST = 0.02
 PROGRAM = "import sys; from transformers import AutoModel; AutoModel.from_pretrained(sys.argv[1])"
@@ -50,7 +50,7 @@ def measure(subject: Subject) -> list[Row]:
         ]
 
 
-def _register(subject: Subject, folder: Path) -> Champion:
+def _register(subject: Subject, folder: Path) -> PinnedVersion:
     """A signed version of the subject's base model, which a training of this home has made."""
     with store.filling("fit", KEY) as aside:
         for base in subject.base.values():
@@ -62,10 +62,10 @@ def _register(subject: Subject, folder: Path) -> Champion:
     client.create_registered_model(NAME)
     number = str(client.create_model_version(NAME, (folder / "version").as_uri(), tags=tags).version)
     sign_version(client, NAME, number, None)
-    return Champion(name=NAME, version=number, model=stored.parts["model"], key=KEY, max_length=128)
+    return PinnedVersion(name=NAME, version=number, model=stored.parts["model"], key=KEY, max_length=128)
 
 
-def _compare(what: str, champion: Champion, forgotten: list[str], most: float) -> Row:
+def _compare(what: str, champion: PinnedVersion, forgotten: list[str], most: float) -> Row:
     verifying, loading = [], []
     for number in range(ROUNDS):
         for name in forgotten:
@@ -73,11 +73,11 @@ def _compare(what: str, champion: Champion, forgotten: list[str], most: float) -
         spent: list[float] = []
         began = _processor_s()
         with (
-            patch.object(champions, "_verify", _timed(champions._verify, spent)),
-            patch.object(champions, "_find_fetched", _timed(champions._find_fetched, spent)),
+            patch.object(pinned_versions, "_verify", _timed(pinned_versions._verify, spent)),
+            patch.object(pinned_versions, "_find_fetched", _timed(pinned_versions._find_fetched, spent)),
             patch.object(SignedVersion, "require_files", _timed(SignedVersion.require_files, spent)),
         ):
-            folders = champions.find_folders(Work(f"{number}", Path(os.devnull), ""), champion, "NAME")
+            folders = pinned_versions.find_folders(Work(f"{number}", Path(os.devnull), ""), champion, "NAME")
         subprocess.run([sys.executable, "-c", PROGRAM, folders["model"]], check=True, stderr=subprocess.DEVNULL)
         loading.append(_processor_s() - began)
         verifying.append(sum(spent))

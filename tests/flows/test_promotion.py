@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from flows.cli.main import main
-from tasks.cache.results import Champion
+from tasks.cache.results import PinnedVersion
 from tasks.cache.stage import Work
-from tasks.registry.champions import find_folders
+from tasks.registry.pinned_versions import find_folders
 from tasks.tracking.connection import connect
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_project
@@ -162,12 +162,12 @@ def test_of_a_champion_in_mlflow_weights_and_tokenizer_are_fetched_and_nothing_t
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
     made = connect().create_model_version("small", source=(tmp_path / "logged").as_uri())
-    champion = Champion(name="small", version=str(made.version), model="", max_length=8)
+    champion = PinnedVersion(name="small", version=str(made.version), model="", max_length=8)
     work = Work(key="k", out=tmp_path, run="run")
     folders = find_folders(work, champion, "release.registry")
-    found = {path.relative_to(work.job / "champion").as_posix() for path in work.job.rglob("*.*") if path.is_file()}
+    found = {path.relative_to(work.job / "fetched").as_posix() for path in work.job.rglob("*.*") if path.is_file()}
     assert found == {"model/config.json", "model/model.safetensors", "tokenizer/tokenizer.json"}
-    assert folders == {part: work.job / "champion" / part for part in ("model", "tokenizer")}
+    assert folders == {part: work.job / "fetched" / part for part in ("model", "tokenizer")}
 
     os.remove(tmp_path / "logged/model/model.safetensors")
     with pytest.raises(UserError, match=rf"champion small/{made.version} has no whole model in safetensors"):

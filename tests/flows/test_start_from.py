@@ -12,7 +12,7 @@ from flows.pipeline import pipeline
 from flows.retrain import retrain
 from tasks.cache import store
 from tasks.cache.planner import Planner
-from tasks.registry.champions import FETCHED
+from tasks.registry.pinned_versions import FETCHED
 from tasks.tracking.connection import connect
 from tests.flows.small import FinishedRun, artifact_of, write_project, write_rows
 from training.problems import UserError

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from flows.pipeline import pipeline
 from tasks.cache import stage as stages
 from tasks.cache.code import Code, Source, code_behind
-from tasks.cache.results import Champion, NumberedComparison, PinnedCommit, Verdict, Version, VersionOfTask
+from tasks.cache.results import NumberedComparison, PinnedCommit, PinnedVersion, Verdict, Version, VersionOfTask
 from tasks.cache.stage import Stage, without_number
 from tasks.hub.client import Found
 from tasks.jobs.job import job_of
@@ -40,7 +40,7 @@ from training.recipe.tables.exports import EXPORTS
 from training.recipe.tables.metrics import MANY_LABELS, ONE_LABEL
 from training.task_types import TASK_TYPES, class_of
 
-CHAMPION = Champion(name="small", version="3", model="weights", max_length=64)
+CHAMPION = PinnedVersion(name="small", version="3", model="weights", max_length=64)
 
 
 class Change(NamedTuple):

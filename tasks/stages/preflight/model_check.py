@@ -13,14 +13,14 @@ from typing import Any
 
 from tasks.cache.code import code_digests, library_versions, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Champion, Lock
+from tasks.cache.results import Lock, PinnedVersion
 from tasks.cache.store import folder
 from tasks.home import home
 from tasks.hub.client import explain_read_errors
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import mixed_precision
 from tasks.jobs.launch import JobFailed, require_finished, run_job
-from tasks.registry.champions import fetch_config
+from tasks.registry.pinned_versions import fetch_config
 from tasks.reports.formatting import first_line
 from training import task_types
 from training.jobs.protocol import Job, write_atomically
@@ -97,7 +97,7 @@ def require_model(recipe: Recipe, lock: Lock, *, download: bool = False, model: 
     return found
 
 
-def _name_version(error: UserError, version: Champion | None) -> UserError:
+def _name_version(error: UserError, version: PinnedVersion | None) -> UserError:
     """The same problems, which begin with the registered version, if there is one."""
     if version is None:
         return error

@@ -16,7 +16,7 @@ from typing import Any
 from tasks.cache.results import Lock
 from tasks.home import home
 from tasks.hub.client import explain_read_errors
-from tasks.registry import champions
+from tasks.registry import pinned_versions
 from tasks.reports.row_reports import read_token_report
 from training import task_types
 from training.models.repository_files import CHAT_TEMPLATE, TOKENIZER_FILES, part_of, uses_tokenizer_json
@@ -88,7 +88,7 @@ def find_tokenizer_folder(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> 
     if model.source == "scratch":
         return _train_tokenizer(recipe, rows, out)
     if lock.model_version is not None:
-        return champions.find_tokenizer(lock.model_version, out, "model.path")
+        return pinned_versions.find_tokenizer(lock.model_version, out, "model.path")
     if lock.model_hub is not None:
         from huggingface_hub import snapshot_download
 

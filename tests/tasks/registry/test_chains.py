@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.cli.runs import _lines
-from tasks.cache.results import Artifact, Champion, Lock, Verdict, VersionOfTask
+from tasks.cache.results import Artifact, Lock, PinnedVersion, Verdict, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.jobs.job import job_of
 from tasks.registry import lineage
@@ -29,7 +29,7 @@ from training.problems import UserError
 from training.recipe import Recipe, parse
 
 MODEL, OTHER_MODEL = "m" * 40, "o" * 40
-VERSION = Champion(name="first", version="7", model=MODEL, max_length=32)
+VERSION = PinnedVersion(name="first", version="7", model=MODEL, max_length=32)
 
 
 def second(folder: Path, path: str = "first@champion", **fields: Any) -> Recipe:
@@ -74,7 +74,7 @@ def test_an_alias_is_pinned_to_its_version_whose_content_and_not_number_is_in_th
 ) -> None:
     register(**{MODEL_TAG: MODEL})
     lock = pin(recipe)
-    assert lock.model_version == Champion(name="first", version="1", model=MODEL, max_length=512)
+    assert lock.model_version == PinnedVersion(name="first", version="1", model=MODEL, max_length=512)
     assert (lock.started_from, lock.notes) == (None, ["training starts from first/1, which is first@champion"])
     first = key(recipe)
     register(**{MODEL_TAG: OTHER_MODEL})  # a new champion

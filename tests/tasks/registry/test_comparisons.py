@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from mlflow import MlflowClient
 
-from tasks.cache.results import Artifact, Champion, NumberedComparison
+from tasks.cache.results import Artifact, NumberedComparison, PinnedVersion
 from tasks.cache.stage import Work
 from tasks.registry import comparisons
 from tasks.registry.comparisons import (
@@ -36,7 +36,7 @@ from training.evaluation.significance import alpha_spent
 from training.recipe import Recipe, parse
 from training.recipe.rules.column_rules import source_columns
 
-CHAMPION = Champion(name="reviews", version="1", model="champion", max_length=32)
+CHAMPION = PinnedVersion(name="reviews", version="1", model="champion", max_length=32)
 
 
 def recipe(metrics: Sequence[str] = ("accuracy", "f1"), **gate: Any) -> Recipe:

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 from tasks.cache import store
-from tasks.cache.results import Artifact, Champion
+from tasks.cache.results import Artifact, PinnedVersion
 from tasks.cache.stage import Work
-from tasks.registry.champions import find_folders
 from tasks.registry.log_model import share_weights
+from tasks.registry.pinned_versions import find_folders
 from tasks.registry.versions import WEIGHTS_TAG
 from tasks.registry.weight_files import TrainedModel, require_trained
 from tasks.tracking.connection import connect, find_or_create_run
@@ -44,7 +44,7 @@ class Unpiped(SequenceClassification):
 
 
 WEIGHTS = "model.safetensors"
-VERSION = Champion(name="pairs", version="1", model="m" * 40, max_length=32)
+VERSION = PinnedVersion(name="pairs", version="1", model="m" * 40, max_length=32)
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.results import Artifact, Champion
+from tasks.cache.results import Artifact, PinnedVersion
 from tasks.cache.stage import Work
 from tasks.jobs.job import job_of
 from tasks.registry.monitored_versions import (
@@ -26,10 +26,10 @@ from training.programs.evaluate import EvaluateResult
 
 
 def version(task: str, **options: Any) -> MonitoredVersion:
-    champion = Champion(name="small", version="3", model="weights", max_length=64)
+    pinned = PinnedVersion(name="small", version="3", model="weights", max_length=64)
     nothing: dict[str, Any] = {"columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "small", "split": "test", "load_data": "key"}
-    return MonitoredVersion(champion=champion, task=task, options=options, **nothing, **place)
+    return MonitoredVersion(pinned=pinned, task=task, options=options, **nothing, **place)
 
 
 @pytest.mark.parametrize("task", ["preference", "kto", "reward-modeling"])

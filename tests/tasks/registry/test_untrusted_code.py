@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.states import Crashed
 
 from flows.cli.main import main
-from tasks.cache.results import Champion
+from tasks.cache.results import PinnedVersion
 from tasks.registry import untrusted_code
 from tasks.registry.lineage import LINEAGE
 from tasks.registry.monitored_versions import MonitoredVersion, read_recipe
@@ -71,10 +71,10 @@ def registered(home: Path, database: Path, recipe: dict[str, Any]) -> None:
 
 def monitored() -> MonitoredVersion:
     """The version of `registered`, as its tags name it."""
-    champion = Champion(name="foreign", version="1", model="weights", max_length=64)
+    pinned = PinnedVersion(name="foreign", version="1", model="weights", max_length=64)
     nothing: dict[str, Any] = {"options": {}, "columns": {}, "expected": {}, "predict": None, "mlflow_run": None}
     place = {"recipe": "foreign", "split": "test", "load_data": "key"}
-    return MonitoredVersion(champion=champion, task="sequence-classification", **nothing, **place)
+    return MonitoredVersion(pinned=pinned, task="sequence-classification", **nothing, **place)
 
 
 def test_reproduce_lists_the_code_that_a_record_names_and_imports_none_of_it(

@@ -18,10 +18,10 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from tasks.cache.results import Champion
+from tasks.cache.results import PinnedVersion
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
-from tasks.registry.champions import FETCHED, fetch_config, find_folders, find_tokenizer
+from tasks.registry.pinned_versions import FETCHED, fetch_config, find_folders, find_tokenizer
 from tasks.registry.version_signatures import (
     MANIFEST,
     PROVENANCE,
@@ -88,7 +88,7 @@ class Target:
     def load(self, used: Mapping[str, str] = TAGS) -> dict[str, Path]:
         """The folders of the version, as every command gets them that has read the tags `used`."""
         verify_tags(version := self.client.get_model_version(self.name, self.number))
-        champion = Champion(
+        champion = PinnedVersion(
             name=self.name, version=self.number, model=version.tags[MODEL_TAG], key=used[FIT_TAG], max_length=32
         )
         return find_folders(Work(f"load-{self.number}", Path(os.devnull), ""), champion, "NAME")
@@ -470,7 +470,7 @@ def test_a_registered_model_that_takes_the_name_of_another_is_refused(empty_regi
 
 
 def test_parts_of_a_version_that_are_fetched_alone_are_verified(target: Target, tmp_path: Path) -> None:
-    champion = Champion(name=NAME, version=target.number, model=TAGS[MODEL_TAG], key=TAGS[FIT_TAG], max_length=32)
+    champion = PinnedVersion(name=NAME, version=target.number, model=TAGS[MODEL_TAG], key=TAGS[FIT_TAG], max_length=32)
     for path in (CONFIG, TOKENIZER):
         (target.place / path).write_text('{"evil": 1}')
     with pytest.raises(UserError, match=r"config.json has changed"):

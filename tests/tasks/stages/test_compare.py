@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.results import Artifact, Champion
+from tasks.cache.results import Artifact, PinnedVersion
 from tasks.stages.compare import compare, has_opponent
 from training.recipe import Recipe, parse
 
 pytestmark = pytest.mark.usefixtures("home")
 
-CHAMPION = Champion(name="small", version="1", model="m", max_length=8)
+CHAMPION = PinnedVersion(name="small", version="1", model="m", max_length=8)
 PARTS = {
     "load_data": {"train.arrow": "1", "test.arrow": "2", "validation.arrow": "2", "labels.json": "3"},
     "tokenize": {"train.arrow": "4", "validation.arrow": "5"},
@@ -33,7 +33,7 @@ def recipe(task: str = "sequence-classification", **gate: Any) -> Recipe:
     )
 
 
-def flat(recipe: Recipe, champion: Champion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
+def flat(recipe: Recipe, champion: PinnedVersion | None = None, **parts: dict[str, str]) -> dict[str, Any]:
     refs = [
         Artifact(stage=stage, key="k", digest="d", parts={**PARTS[stage], **parts.get(stage, {})}) for stage in PARTS
     ]

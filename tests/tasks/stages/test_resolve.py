@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.cache.digests import Digests
-from tasks.cache.results import Artifact, Champion, Lock, PinnedCommit, PinnedFile
+from tasks.cache.results import Artifact, Lock, PinnedCommit, PinnedFile, PinnedVersion
 from tasks.cache.stage import Listener, Work
 from tasks.jobs.hardware import visible_gpus
 from tasks.registry.lineage import resolve_fields
@@ -386,7 +386,7 @@ def test_a_chat_template_counts_by_its_content_wherever_it_lies_and_whatever_the
     data = Artifact(stage="load_data", key="d", digest="d", parts={"train.arrow": "t"})
     from_hub, champion = (
         PinnedCommit(name="me/model@main", commit="c"),
-        Champion(name="n", version="1", model="m", max_length=9),
+        PinnedVersion(name="n", version="1", model="m", max_length=9),
     )
 
     def keys(template: str | None, content: str = "") -> list[str]:

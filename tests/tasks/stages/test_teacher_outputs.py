@@ -17,7 +17,7 @@ from tasks.cache.history import History
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
 from tasks.home import home as home_folder
-from tasks.registry import champions
+from tasks.registry import pinned_versions
 from tasks.registry.versions import CALIBRATION_TAG, TASK_TAG
 from tasks.stages.preflight.teacher_cost import teacher_line
 from tasks.stages.resolve import pin
@@ -249,13 +249,13 @@ def test_abstain_takes_the_thresholds_of_the_version_and_refuses_one_without(
     calibration = Calibration(function="softmax", labels=LABELS, scale=[0.5], offset=[0.0])
     tags = {TASK_TAG: json.dumps({"task": "sequence-classification", "options": {}})}
     version = SimpleNamespace(name="big", version=7, creation_timestamp=0, tags=tags)
-    monkeypatch.setattr(champions, "_find_named", lambda path, where: version)
+    monkeypatch.setattr(pinned_versions, "_find_named", lambda path, where: version)
     for given in (None, calibration):
         version.tags = tags | ({CALIBRATION_TAG: given.text()} if given else {})
-        (problem,) = raised_problems(champions.find_teacher, wanted)
+        (problem,) = raised_problems(pinned_versions.find_teacher, wanted)
         assert problem.where == "training.teacher.unlabelled_min_confidence"
         assert problem.message.startswith("abstain needs the thresholds of the teacher, and big/7 has none")
     whole = calibration.model_copy(update={"abstain": thresholds})
     version.tags = tags | {CALIBRATION_TAG: whole.text()}
-    assert Calibration.model_validate(champions.find_teacher(wanted).calibration) == whole
-    assert champions.find_teacher(recipe(Path("x"), **own)).calibration is None
+    assert Calibration.model_validate(pinned_versions.find_teacher(wanted).calibration) == whole
+    assert pinned_versions.find_teacher(recipe(Path("x"), **own)).calibration is None

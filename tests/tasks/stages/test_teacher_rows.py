@@ -12,7 +12,7 @@ import pytest
 
 from tasks.cache.results import Artifact, Lock
 from tasks.cache.stage import Work
-from tasks.registry import champions
+from tasks.registry import pinned_versions
 from tasks.registry.versions import TASK_TAG
 from tasks.stages.resolve import pin
 from tasks.stages.teacher_rows import check_teacher, find_teachers_rows
@@ -43,7 +43,7 @@ def version(home: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     tags = {TASK_TAG: json.dumps({"task": "sequence-classification", "options": {}})}
     tags["finetune.load_data.key"] = "theirs"
     found = SimpleNamespace(name="big", version=7, creation_timestamp=0, tags=tags)
-    monkeypatch.setattr(champions, "_find_named", lambda path, where: found)
+    monkeypatch.setattr(pinned_versions, "_find_named", lambda path, where: found)
     return found
 
 
@@ -61,7 +61,7 @@ def recipe(**changes: Any) -> Recipe:
 def check(data: Artifact, home: Path, **changes: Any) -> tuple[dict[str, Any], list[str]]:
     """The result of the stage, and its messages."""
     wanted, heard = recipe(**changes), Heard()
-    lock = Lock(teacher_version=champions.find_teacher(wanted))
+    lock = Lock(teacher_version=pinned_versions.find_teacher(wanted))
     rows = find_teachers_rows(wanted, lock, data)
     assert rows is not None
     result = check_teacher.make(Work("k", home / "out", "run", (heard,), "check_teacher"), wanted, lock, data, rows)
@@ -93,14 +93,14 @@ def test_such_rows_end_the_run_before_training_if_the_recipe_says_so(home: Path)
 def test_training_rows_are_evaluated_where_there_are_folds(home: Path) -> None:
     data = stored(ROWS, "own")
     stored({"train": ROWS["train"]}, "theirs")
-    lock = Lock(teacher_version=champions.find_teacher(recipe()))
+    lock = Lock(teacher_version=pinned_versions.find_teacher(recipe()))
     assert find_teachers_rows(recipe(), lock, data) is None, "shared_rows has compared these"
     result, (message,) = check(data, home, **{"evaluation.folds": 2})
     assert result["train"]["repeated"] == 3 and "out-of-fold figures on them flatter" in message
 
 
 def test_nothing_is_compared_if_the_recipe_ignores_the_check_or_the_rows_have_other_columns(home: Path) -> None:
-    data, lock = stored(ROWS, "own"), Lock(teacher_version=champions.find_teacher(recipe()))
+    data, lock = stored(ROWS, "own"), Lock(teacher_version=pinned_versions.find_teacher(recipe()))
     stored(TEACHERS, "theirs")
     assert find_teachers_rows(recipe(**{"data.checks.teacher_rows": "ignore"}), lock, data) is None
     stored(TEACHERS, "theirs", column="sentence")
@@ -113,7 +113,7 @@ def test_evaluated_rows_are_in_the_key_and_those_that_are_trained_on_are_not(hom
 
     def key(splits: dict[str, list[str]], **changes: Any) -> str:
         wanted, data = recipe(**changes), stored(splits, "own")
-        lock = Lock(teacher_version=champions.find_teacher(wanted))
+        lock = Lock(teacher_version=pinned_versions.find_teacher(wanted))
         return check_teacher.key(check_teacher.flat_inputs(wanted, lock, data, rows)[0])
 
     assert key(ROWS) == key({**ROWS, "train": ["other"]}, **{"training.seed": 5})

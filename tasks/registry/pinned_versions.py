@@ -1,4 +1,4 @@
-"""Registered versions that a run compares with or starts from: the champion, and versions that a recipe names."""
+"""Registered versions that a run uses, pinned to a number and a digest: the champion, and those that a recipe names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.cache import store
 from tasks.cache.code import code_digests, users_code
 from tasks.cache.digests import digest_of
-from tasks.cache.results import Artifact, Champion, FileName, Lock, PinnedRows, VersionOfTask
+from tasks.cache.results import Artifact, FileName, Lock, PinnedRows, PinnedVersion, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home, named_lock, tracking_uri
 from tasks.jobs.job import Files
@@ -70,9 +70,9 @@ _NOT_IN_DIGEST = {"revision", "max_file_gb", "checks", "corrections", "negatives
 class CurrentChampion(NamedTuple):
     """The champion, the tags of its version, and the version that its training started from."""
 
-    champion: Champion
+    champion: PinnedVersion
     tags: Mapping[str, str]
-    started_from: Champion | None
+    started_from: PinnedVersion | None
 
 
 def find_current(recipe: Recipe) -> CurrentChampion | None:
@@ -88,15 +88,15 @@ def find_current(recipe: Recipe) -> CurrentChampion | None:
             return None
         version = client.get_model_version(name, number)
     return CurrentChampion(
-        _describe(version, recipe.task), version.tags, read_tag(version, STARTED_FROM_TAG, Champion | None)
+        _describe(version, recipe.task), version.tags, read_tag(version, STARTED_FROM_TAG, PinnedVersion | None)
     )
 
 
-def _describe(version: ModelVersion, task_type: str) -> Champion:
+def _describe(version: ModelVersion, task_type: str) -> PinnedVersion:
     """Describes a version for a recipe of this task type. Raises UserError if its signature is refused."""
     verify_tags(version)
     task = read_tag(version, TASK_TAG, TaskTag | None)
-    return Champion(
+    return PinnedVersion(
         name=version.name,
         version=str(version.version),
         model=identify(version),
@@ -106,7 +106,7 @@ def _describe(version: ModelVersion, task_type: str) -> Champion:
     )
 
 
-def find_base(recipe: Recipe) -> Champion:
+def find_base(recipe: Recipe) -> PinnedVersion:
     """Finds the version that `model.path` names, which is the base model. Raises UserError, with the models, aliases or
     versions that exist, if there is none; UserError if another program registered it without a whole model; and
     MlflowFailed."""
@@ -192,12 +192,12 @@ def _find_named(path: str, where: str) -> ModelVersion:
         ) from None
 
 
-def _require_whole_model(champion: Champion, where: str) -> None:
+def _require_whole_model(pinned: PinnedVersion, where: str) -> None:
     """Raises UserError for the recipe's field `where` if the version has no weights, or only those of an adapter."""
     with mlflow_errors():
-        _, _, names = _list_files(champion, ["model"], where)["model"]
+        _, _, names = _list_files(pinned, ["model"], where)["model"]
     if not has_weights(names):
-        raise _build_error(champion, where, _NO_MODEL)
+        raise _build_error(pinned, where, _NO_MODEL)
 
 
 def digest_rows(recipe: Recipe, lock: Lock) -> str:
@@ -245,7 +245,7 @@ def _describe_rows(data: Data, pinned: PinnedRows) -> dict[str, Any]:
     }
 
 
-def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
+def find_start(recipe: Recipe, lock: Lock) -> tuple[PinnedVersion | None, str]:
     """Finds the version that a training on these rows starts from, None for the base model. Also returns a sentence
     that explains the choice.
 
@@ -263,71 +263,71 @@ def find_start(recipe: Recipe, lock: Lock) -> tuple[Champion | None, str]:
     return earlier, f"{champion} was trained on these rows: training starts from {earlier or 'the base'}, as it did"
 
 
-def files_of_version(champion: Champion, where: str) -> dict[str, Files]:
+def files_of_version(pinned: PinnedVersion, where: str) -> dict[str, Files]:
     """The folders `model` and `tokenizer` of a version, which a job reads: they are found, or fetched from MLflow, when
     its program is about to run. Then `find_folders` raises its errors."""
     found: dict[str, Path] = {}
 
     def find(part: str, work: Work) -> Path:
         if not found:
-            found.update(find_folders(work, champion, where))
+            found.update(find_folders(work, pinned, where))
         return found[part]
 
-    return {part: Files(partial(find, part), {"champion": champion.model}) for part in PARTS}
+    return {part: Files(partial(find, part), {"champion": pinned.model}) for part in PARTS}
 
 
-def find_folders(work: Work, champion: Champion, where: str) -> dict[str, Path]:
-    """Finds the folders of the champion's model and tokenizer, by part: one folder in the store if this home or the
+def find_folders(work: Work, pinned: PinnedVersion, where: str) -> dict[str, Path]:
+    """Finds the folders of the version's model and tokenizer, by part: one folder in the store if this home or the
     shared store has it, otherwise folders downloaded from MLflow.
 
     Raises UserError for the recipe's field `where` and for a version whose signature is refused, and MlflowFailed."""
-    signed = _verify(champion, work)
-    return _find_in_store(champion, signed) or _fetch_folders(work, champion, signed, where)
+    signed = _verify(pinned, work)
+    return _find_in_store(pinned, signed) or _fetch_folders(work, pinned, signed, where)
 
 
 @contextlib.contextmanager
-def find_folders_for_job(name: str, champion: Champion) -> Iterator[tuple[Work, dict[str, Path]]]:
+def find_folders_for_job(name: str, pinned: PinnedVersion) -> Iterator[tuple[Work, dict[str, Path]]]:
     """A job without a stage, whose files go at the end of the block, and the folders of the version that it reads.
 
     Raises UserError for the parameter NAME, and MlflowFailed.
     """
     work = Work(f"{name}-{uuid.uuid4().hex[:12]}", Path(os.devnull), "")
     try:
-        yield work, find_folders(work, champion, "NAME")
+        yield work, find_folders(work, pinned, "NAME")
     finally:
         shutil.rmtree(work.job, ignore_errors=True)
 
 
-def _verify(champion: Champion, work: Work | None = None) -> SignedVersion | None:
+def _verify(pinned: PinnedVersion, work: Work | None = None) -> SignedVersion | None:
     """The signed version; None for one that may be used unsigned, with a warning in the events of `work`."""
-    tags = {MODEL_TAG: champion.model, FIT_TAG: champion.key} if champion.key else {}
-    verified = verify_version(champion.name, champion.version, tags)
+    tags = {MODEL_TAG: pinned.model, FIT_TAG: pinned.key} if pinned.key else {}
+    verified = verify_version(pinned.name, pinned.version, tags)
     if verified.warning and work is not None:
         work.warning(verified.warning)
     return verified.signed
 
 
-def _find_in_store(champion: Champion, signed: SignedVersion | None) -> dict[str, Path] | None:
-    """The champion's folder in a store. Its content has the digest of the version's tag, which is signed."""
-    trained = find_artifact("fit", champion.key) if champion.key is not None else None
-    if trained is None or trained.parts["model"] != champion.model:
+def _find_in_store(pinned: PinnedVersion, signed: SignedVersion | None) -> dict[str, Path] | None:
+    """The version's folder in a store. Its content has the digest of the version's tag, which is signed."""
+    trained = find_artifact("fit", pinned.key) if pinned.key is not None else None
+    if trained is None or trained.parts["model"] != pinned.model:
         return None
-    if signed is not None and signed.tags[MODEL_TAG] != champion.model:
+    if signed is not None and signed.tags[MODEL_TAG] != pinned.model:
         return None
     return dict.fromkeys(PARTS, trained.path / "model")
 
 
-def _fetch_folders(work: Work, champion: Champion, signed: SignedVersion | None, where: str) -> dict[str, Path]:
-    """Downloads the champion's folders from MLflow. Files with unknown names are skipped, and none is executed."""
+def _fetch_folders(work: Work, pinned: PinnedVersion, signed: SignedVersion | None, where: str) -> dict[str, Path]:
+    """Downloads the version's folders from MLflow. Files with unknown names are skipped, and none is executed."""
     if signed is not None:
-        kept = _find_fetched(signed) or _fetch_into_store(work, champion, signed, where)
+        kept = _find_fetched(signed) or _fetch_into_store(work, pinned, signed, where)
         return {part: kept / part for part in PARTS}
-    destination, incomplete = work.job / "champion", work.job / ".champion"
+    destination, incomplete = work.job / "fetched", work.job / ".fetched"
     if not destination.is_dir():  # of an earlier try
         shutil.rmtree(incomplete, ignore_errors=True)
-        _download_whole(work, champion, None, incomplete, where)
-        if changed := _find_changed_weights(champion, incomplete / "model"):
-            raise _build_error(champion, where, f"is damaged in MLflow: {changed} has changed since it was registered")
+        _download_whole(work, pinned, None, incomplete, where)
+        if changed := _find_changed_weights(pinned, incomplete / "model"):
+            raise _build_error(pinned, where, f"is damaged in MLflow: {changed} has changed since it was registered")
         incomplete.rename(destination)
     return {part: destination / part for part in PARTS}
 
@@ -343,55 +343,55 @@ def _find_fetched(signed: SignedVersion) -> Path | None:
     return found.path if found else None
 
 
-def _fetch_into_store(work: Work, champion: Champion, signed: SignedVersion, where: str) -> Path:
+def _fetch_into_store(work: Work, pinned: PinnedVersion, signed: SignedVersion, where: str) -> Path:
     key = digest_of(signed.files)
     with named_lock(f"{FETCHED}-{key}"):  # publishing again would move the folder that another process reads
         if (found := _find_fetched(signed)) is None:
             with store.filling(FETCHED, key) as aside:
-                _download_whole(work, champion, signed, aside, where)
-                found = store.publish(aside, FETCHED, key, {"version": str(champion)}, None).path
+                _download_whole(work, pinned, signed, aside, where)
+                found = store.publish(aside, FETCHED, key, {"version": str(pinned)}, None).path
     return found
 
 
-def _download_whole(work: Work, champion: Champion, signed: SignedVersion | None, out: Path, where: str) -> None:
-    work.note(f"{champion} is fetched from MLflow")
-    _download(champion, signed, {part: out / part for part in PARTS}, where)
+def _download_whole(work: Work, pinned: PinnedVersion, signed: SignedVersion | None, out: Path, where: str) -> None:
+    work.note(f"{pinned} is fetched from MLflow")
+    _download(pinned, signed, {part: out / part for part in PARTS}, where)
     names = {file.name for file in (out / "model").iterdir()}
     if not has_weights(names) or "config.json" not in names or not any((out / "tokenizer").iterdir()):
-        raise _build_error(champion, where, _NO_MODEL)
+        raise _build_error(pinned, where, _NO_MODEL)
 
 
-def _find_changed_weights(champion: Champion, folder: Path) -> str | None:
+def _find_changed_weights(pinned: PinnedVersion, folder: Path) -> str | None:
     """The name of a file of weights that is missing or has other bytes than at the registration. MLflow's copy may be
     the same file as that of a damaged artifact."""
     with mlflow_errors():
-        version = connect().get_model_version(champion.name, champion.version)
+        version = connect().get_model_version(pinned.name, pinned.version)
         digests = read_tag(version, WEIGHTS_TAG, dict[FileName, str], "{}")
     files = {name: folder / name for name in digests}
     return next((name for name, file in files.items() if not file.is_file() or sha256(file) != digests[name]), None)
 
 
-def find_tokenizer(champion: Champion, out: Path, where: str) -> Path:
-    """Finds the champion's folder with its tokenizer in a store; otherwise downloads the tokenizer from MLflow into
+def find_tokenizer(pinned: PinnedVersion, out: Path, where: str) -> Path:
+    """Finds the version's folder with its tokenizer in a store; otherwise downloads the tokenizer from MLflow into
     `out`. Raises UserError for the recipe's field `where`, and MlflowFailed."""
-    signed = _verify(champion)
-    if found := _find_in_store(champion, signed):
+    signed = _verify(pinned)
+    if found := _find_in_store(pinned, signed):
         return found["tokenizer"]
-    _download(champion, signed, {"tokenizer": out}, where)
+    _download(pinned, signed, {"tokenizer": out}, where)
     return out
 
 
-def fetch_config(champion: Champion, where: str) -> dict[str, Any]:
-    """Downloads the champion's config.json from MLflow; empty if the version has none. Raises UserError for the
+def fetch_config(pinned: PinnedVersion, where: str) -> dict[str, Any]:
+    """Downloads the version's config.json from MLflow; empty if the version has none. Raises UserError for the
     recipe's field `where`, and MlflowFailed."""
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
-        _download(champion, _verify(champion), {"model": Path(folder)}, where, only="config.json")
+        _download(pinned, _verify(pinned), {"model": Path(folder)}, where, only="config.json")
         require_no_other_files(Path(folder))
         return read_json(Path(folder, "config.json"))
 
 
 def _download(
-    champion: Champion,
+    pinned: PinnedVersion,
     signed: SignedVersion | None,
     folders: Mapping[str, Path],
     where: str,
@@ -404,7 +404,7 @@ def _download(
         from mlflow.utils.file_utils import local_file_uri_to_path
         from mlflow.utils.uri import is_local_uri
 
-        for part, (folder, inner, every_name) in _list_files(champion, folders.keys(), where).items():
+        for part, (folder, inner, every_name) in _list_files(pinned, folders.keys(), where).items():
             folders[part].mkdir(parents=True, exist_ok=True)
             names = [name for name in every_name if part_of(name) == part and only in (None, name)]
             here = local_file_uri_to_path(folder) if is_local_uri(folder) else None
@@ -417,11 +417,11 @@ def _download(
                 signed.require_files(inner, every_name, folders[part], names)
 
 
-def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[str, tuple[str, str, list[str]]]:
+def _list_files(pinned: PinnedVersion, parts: Iterable[str], where: str) -> dict[str, tuple[str, str, list[str]]]:
     """Of each part's folder in MLflow the URI, the path below the version's folder, and the names of all its files."""
     from mlflow.artifacts import list_artifacts
 
-    uri, server = _find_uri(champion, where), tracking_uri()
+    uri, server = _find_uri(pinned, where), tracking_uri()
     served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{LOGGED_BY_CODE}", tracking_uri=server))
     found = {}
     for part in parts:
@@ -431,20 +431,20 @@ def _list_files(champion: Champion, parts: Iterable[str], where: str) -> dict[st
     return found
 
 
-def _find_uri(champion: Champion, where: str) -> str:
+def _find_uri(pinned: PinnedVersion, where: str) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        return str(connect().get_model_version_download_uri(champion.name, champion.version))
+        return str(connect().get_model_version_download_uri(pinned.name, pinned.version))
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise _build_error(champion, where, "is no longer in MLflow") from error
+        raise _build_error(pinned, where, "is no longer in MLflow") from error
 
 
-def _build_error(champion: Champion, where: str, reason: str) -> UserError:
+def _build_error(pinned: PinnedVersion, where: str, reason: str) -> UserError:
     subject, step = _MESSAGES[where]
-    return UserError.of("release", where, f"{subject.format(champion)} {reason}{step}")
+    return UserError.of("release", where, f"{subject.format(pinned)} {reason}{step}")
 
 
 # By the recipe's field: the role of the version, and the next step.

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.cache.results import Artifact, Champion, Lock, PinnedFile
+from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedVersion
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
-from tasks.registry.champions import find_current, find_folders
 from tasks.registry.model_spec import find_model
 from tasks.registry.monitored_versions import find_monitored, read_evaluations
+from tasks.registry.pinned_versions import find_current, find_folders
 from tasks.registry.reproduction import start_model
 from tasks.registry.versions import (
     CALIBRATION_TAG,
@@ -39,7 +39,7 @@ from tests.raised import raised_problems
 from training.problems import UserError
 from training.recipe import Recipe, parse
 
-OTHER = Champion(name="small", version="7", model="o" * 40, max_length=32)
+OTHER = PinnedVersion(name="small", version="7", model="o" * 40, max_length=32)
 SCRATCH = {"source": "scratch", "config": {"model_type": "bert", "vocab_size": 100}}
 
 
@@ -79,7 +79,7 @@ def test_training_starts_from_the_champion_and_the_base_model_is_not_looked_at(r
         pin(recipe)
     register_champion(**{MODEL_TAG: "m" * 40})
     lock = pin(recipe)
-    assert lock.started_from == Champion(name="small", version="1", model="m" * 40, max_length=512)
+    assert lock.started_from == PinnedVersion(name="small", version="1", model="m" * 40, max_length=512)
     assert lock.notes == ["training starts from small/1, the champion"] and lock.model_files == {}
 
 
@@ -266,7 +266,7 @@ def test_links_in_a_logged_model_to_files_of_elsewhere_are_refused_by_name(track
     client = connect()
     client.create_registered_model("small")
     version = client.create_model_version("small", f"file://{tmp_path / 'logged'}").version
-    champion = Champion(name="small", version=str(version), model="m", max_length=8)
+    champion = PinnedVersion(name="small", version=str(version), model="m", max_length=8)
     with pytest.raises(UserError, match=f"vocab.txt: is a link to {secret}, outside of its folder"):
         find_folders(Work(key="k", out=tmp_path, run=""), champion, "model.path")
 
@@ -281,7 +281,7 @@ def test_a_logged_model_without_weights_in_safetensors_is_refused_and_no_pickle_
     client = connect()
     client.create_registered_model("small")
     version = client.create_model_version("small", f"file://{tmp_path / 'logged'}").version
-    champion, work = Champion(name="small", version=str(version), model="m", max_length=8), Work("k", tmp_path, "")
+    champion, work = PinnedVersion(name="small", version=str(version), model="m", max_length=8), Work("k", tmp_path, "")
     with pytest.raises(UserError, match=r"small/1 has no whole model in safetensors .* run its recipe again"):
         find_folders(work, champion, "NAME")
     assert not [*work.job.rglob("*.bin")]
