@@ -15,7 +15,7 @@ from tasks.stages.exports import CompareExportsArtifact, compare_exports, export
 from tasks.stages.fit import FitArtifact, engine_for, fit, fit_fold
 from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require_gpus
 from tasks.stages.gate import gate
-from tasks.stages.load_data import LoadDataArtifact, load_data, needs_tokenizer
+from tasks.stages.load_data import LoadDataArtifact, load_data, needs_tokenizer, trains_tokenizer
 from tasks.stages.load_model import load_model, require_same_labels
 from tasks.stages.mine_negatives import mine_negatives
 from tasks.stages.must_hold import load_must_hold, must_hold, predict_must_hold
@@ -114,9 +114,8 @@ def prepare(build: Builder, recipe: Recipe, lock: Lock | None = None) -> Trainin
     require_fitting(recipe, data)
     folds = build(assign_folds, recipe, data) if recipe.evaluation.folds else None
     held = build(load_must_hold, recipe, lock, data) if recipe.release.gate.must_hold else None
-    # A model from scratch has a tokenizer that is trained on the rows.
-    trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
-    model = first if first is not None else build(load_model, recipe, lock, data if trains_tokenizer else None)
+    rows_of_tokenizer = data if trains_tokenizer(recipe, lock) else None
+    model = first if first is not None else build(load_model, recipe, lock, rows_of_tokenizer)
     require_same_labels(lock, data, model)
     require_labels(recipe, lock, data)
     if (rows_of_teacher := find_teachers_rows(recipe, lock, data)) is not None:

@@ -52,7 +52,9 @@ def reproduce(arguments: argparse.Namespace) -> int:
     record = lineage.find_version(name)
     reproduction.require_signed(record)
     if not arguments.run_code:
-        untrusted_code.require_consent(f"the record of {name}", record[lineage.RECIPE_SET], record["recipe"])
+        untrusted_code.require_consent(
+            f"the record of {name}", record[lineage.RECIPE_WITHOUT_DEFAULTS], record["recipe"]
+        )
     reproduction.require_whole(record, name)
     inputs = reproduction.find_stored_inputs(record)
     folders = {stage: ref.path for stage, ref in inputs.items()}

@@ -12,7 +12,7 @@ import yaml
 from flows.cli.shared import COMPLETED, add_json_argument, add_limit_argument, write_json
 from flows.reports.tables import align, fit_to_terminal, terminal_width, wrap
 from tasks.registry import lineage
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS
 from tasks.reports.formatting import format_count, format_score, format_size, format_value
 from tasks.reports.model_reports import OUT_OF_FOLD
 from tasks.reports.row_reports import tabulate_mixture
@@ -95,7 +95,7 @@ def _lines(record: Mapping[str, Any], width: int) -> Iterator[str]:
     yield from (f"  {line}" for line in align(_stages(record)))
 
     yield "\nrecipe, with pinned versions, without defaults"
-    recipe = yaml.safe_dump(record[RECIPE_SET], sort_keys=False, allow_unicode=True, width=width - 2)
+    recipe = yaml.safe_dump(record[RECIPE_WITHOUT_DEFAULTS], sort_keys=False, allow_unicode=True, width=width - 2)
     yield from (f"  {line}" for line in recipe.splitlines())
 
 

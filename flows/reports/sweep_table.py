@@ -11,14 +11,13 @@ from rich.live import Live
 from rich.text import Text
 
 from flows.reports.tables import align_records
-from flows.reports.terminal import can_redraw
+from flows.reports.terminal import REFRESHES_PER_SECOND, can_redraw
 from tasks.cache.stage import Listener
 from tasks.reports.formatting import format_score
 from tasks.sweeps.trial_state import Trial, short_names
 from training.jobs.protocol import Event
 from training.recipe import Sweep
 
-REFRESHES_PER_SECOND = 4
 MOST_SHOWN = 30
 """Trials in a live table at most: the running ones, then the newest."""
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tasks.cache.garbage_collection import in_use
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
+from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S
 from tasks.registry.model_spec import ModelSpec
 from tasks.registry.pinned_versions import find_folders_for_job
 from training import task_types
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from training.task_types.task_type import TaskType
 
 PROGRAM = "tasks.prediction.single_rows"
-STALL_TIMEOUT_S = 600.0
 
 
 class PredictRowsSettings(TaskSettings):
@@ -93,7 +93,7 @@ def _predict(model: ModelSpec, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
         )
         inputs = {part: str(folder) for part, folder in folders.items()}
         Job(program=PROGRAM, key=work.key, settings=settings.model_dump(), inputs=inputs).write(work.job)
-        outcome = run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=STALL_TIMEOUT_S)
+        outcome = run_job(work.job, python_argv(PROGRAM), env={}, stall_timeout_s=DEFAULT_STALL_TIMEOUT_S)
         return require_finished(outcome).result
 
 

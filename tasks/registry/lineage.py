@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MOST_THREADS = 4096
-RECIPE_SET = "recipe_without_defaults"
+RECIPE_WITHOUT_DEFAULTS = "recipe_without_defaults"
 ENVIRONMENT = "log/environment.json"
 SHOWN_NAMES = 20
 _DIGITS = re.compile(r"[0-9a-f][0-9a-f-]{3,}")
@@ -138,7 +138,7 @@ def build_record(
         {
             "recipe": values,
             # Without defaults: a later version of the project may lack some fields, which matters only for these.
-            RECIPE_SET: Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
+            RECIPE_WITHOUT_DEFAULTS: Recipe.model_validate(values).model_dump(mode="json", exclude_defaults=True),
             "lock": lock.model_dump(mode="json"),
             "rows": _describe_rows(recipe, refs.get("load_data")),
             "model": _describe_model(*artifacts["fit"]) if "fit" in artifacts else None,
@@ -396,8 +396,8 @@ def _list_records() -> list[Path]:
 def _parse(text: str | bytes, name: str) -> dict[str, Any]:
     with damage(name):
         found = dict(json.loads(text))
-        if RECIPE_SET not in found:
-            found[RECIPE_SET] = found.pop("said")  # its name in earlier versions of this project
+        if RECIPE_WITHOUT_DEFAULTS not in found:
+            found[RECIPE_WITHOUT_DEFAULTS] = found.pop("said")  # its name in earlier versions of this project
         _RECORD.validate_python(found)
         return found
 

@@ -179,14 +179,11 @@ def _recipe_rules(model: ModelSpec) -> ReadingRules:
     """The rules of the version's recipe; the defaults if it is unknown."""
     if model.reading is not None:
         return ReadingRules(sets=model.reading)
-    try:
-        record = lineage.find_version(f"{model.name}/{model.version}")
-    except UserError as error:
-        if error.problems[0].where != "VERSION":  # a damaged tag or record
-            raise
-        return ReadingRules()  # it was registered by no run of this project
+    record = lineage.find_record_of_version(f"{model.name}/{model.version}")
+    if record is None:  # it was registered by no run of this project
+        return ReadingRules()
     with contextlib.suppress(ValidationError):  # by another version of it
-        return ReadingRules.of(Data.model_validate(record[lineage.RECIPE_SET]["data"]))
+        return ReadingRules.of(Data.model_validate(record[lineage.RECIPE_WITHOUT_DEFAULTS]["data"]))
     return ReadingRules()
 
 

@@ -167,8 +167,8 @@ def read_recipe(version: MonitoredVersion, run_code: bool) -> Recipe:
     record = lineage.find_version(str(version.pinned))
     if not run_code:
         source, run = f"the record of {version.pinned}", record["run"]["flow_run_id"]
-        untrusted_code.require_consent(source, record[lineage.RECIPE_SET], run=run, named=[version.task])
-    return parse(record[lineage.RECIPE_SET])
+        untrusted_code.require_consent(source, record[lineage.RECIPE_WITHOUT_DEFAULTS], run=run, named=[version.task])
+    return parse(record[lineage.RECIPE_WITHOUT_DEFAULTS])
 
 
 def read_drift_section(version: MonitoredVersion, overrides: Mapping[str, Any]) -> Drift:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.cache.digests import digest_of
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS
 from tasks.signatures.bundles import Statement, Subject
 from training.problems import UserError
 
@@ -18,7 +18,7 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:finetune-flows:run:v1"
 _RECORDED = ("lock", "training", "libraries")
 """Parts of the record that are signed as they are."""
-_DIGESTED = ("recipe", RECIPE_SET, *_RECORDED, "model", "environment", "metrics", "out_of_fold", "code")
+_DIGESTED = ("recipe", RECIPE_WITHOUT_DEFAULTS, *_RECORDED, "model", "environment", "metrics", "out_of_fold", "code")
 """Parts of which the digest is signed: all that a reproduction reads, and that the end of the run does not change."""
 _STAGES = ("load_data", "load_model", "load_unlabelled", "mine_negatives", "teacher_outputs")
 """Stages whose artifacts a reproduction may take from a store, by their keys in the record."""
@@ -56,7 +56,7 @@ def build_provenance(
         predicate={
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"recipe": known.get(RECIPE_SET)},
+                "externalParameters": {"recipe": known.get(RECIPE_WITHOUT_DEFAULTS)},
                 "internalParameters": {name: known.get(name) for name in _RECORDED},
                 "resolvedDependencies": list(_list_dependencies(known)),
             },

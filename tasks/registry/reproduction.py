@@ -19,8 +19,8 @@ from tasks.cache.stage import Listener, Row, Work
 from tasks.home import home, without_credentials
 from tasks.jobs.commands import python_argv
 from tasks.jobs.launch import require_finished, run_job
-from tasks.jobs.retries import BatchDivision
-from tasks.registry.lineage import RECIPE_SET, has_own_record
+from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S, BatchDivision
+from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS, has_own_record
 from tasks.registry.pinned_versions import PARTS, find_folders
 from tasks.registry.provenance import require_signed_record
 from tasks.registry.version_signatures import verify_version
@@ -32,7 +32,6 @@ from training.problems import Problem, UserError
 from training.recipe import Recipe, parse
 
 PROGRAM = "training.programs.describe_machine"
-STALL_TIMEOUT_S = 600.0
 
 
 class Difference(NamedTuple):
@@ -111,7 +110,9 @@ def recorded_recipe(record: Mapping[str, Any], start: Path | None = None) -> Rec
     overrides |= {"evaluation.folds": None, "evaluation.parallel_folds": 1}
     if start is not None:
         overrides |= {"model.source": "folder", "model.path": str(start), "model.revision": None, "model.config": None}
-    recipe = parse(_replace_values(parse(record[RECIPE_SET]).model_dump(mode="json"), record["recipe"]), overrides)
+    recipe = parse(
+        _replace_values(parse(record[RECIPE_WITHOUT_DEFAULTS]).model_dump(mode="json"), record["recipe"]), overrides
+    )
     if record["lock"]["num_machines"] > 1:
         message = f"it was trained by {record['lock']['num_machines']} machines: run its recipe on as many."
         raise UserError.of("compute", "compute.num_machines", message)
@@ -212,7 +213,7 @@ def describe_machine() -> dict[str, Any]:
     Job(program=PROGRAM, key=job.name, settings={}, inputs={}).write(job)
     try:
         argv = python_argv(PROGRAM)
-        outcome = run_job(job, argv, env={}, on_events=lambda _: None, stall_timeout_s=STALL_TIMEOUT_S)
+        outcome = run_job(job, argv, env={}, on_events=lambda _: None, stall_timeout_s=DEFAULT_STALL_TIMEOUT_S)
         return dict(require_finished(outcome).result)
     finally:
         shutil.rmtree(job, ignore_errors=True)

@@ -243,10 +243,10 @@ def _kind(error: BaseError) -> type[BucketError]:
     if isinstance(error, AlreadyExistsError):
         return AlreadyExists
     refused = isinstance(error, PermissionDeniedError | UnauthenticatedError) or "kind: PermissionDenied" in str(error)
-    return Forbidden if refused or _without_credentials(error) else Unavailable
+    return Forbidden if refused or _lacks_credentials(error) else Unavailable
 
 
-def _without_credentials(error: BaseError) -> bool:
+def _lacks_credentials(error: BaseError) -> bool:
     """Whether the last place of credentials, the machine's metadata, did not answer."""
     return "/latest/api/token" in str(error) or "/latest/meta-data" in str(error)
 
@@ -254,7 +254,7 @@ def _without_credentials(error: BaseError) -> bool:
 def _reason(error: BaseError) -> str:
     """One line of an error's text, which has the answer and the library's structures too."""
     text = str(error)
-    if _without_credentials(error):
+    if _lacks_credentials(error):
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     endpoint = re.search(r"uri: Some\(\s*(https?://[^/\s,?]+)", text)
     place = f" from {without_credentials(endpoint[1])}" if endpoint else ""

@@ -11,7 +11,7 @@ from tasks.cache.results import Artifact
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import registry_place
 from tasks.jobs.job import StageJob, files_of, stage
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS
 from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import connect, mlflow_errors
 from training import task_types
@@ -39,7 +39,7 @@ class OutOfFold(NamedTuple):
 def find_out_of_fold(record: Mapping[str, Any], name: str) -> OutOfFold:
     """Finds the artifacts of the run with this lineage record. Raises UserError if it has no such predictions, or they
     are no longer stored."""
-    recipe = parse(record[RECIPE_SET])
+    recipe = parse(record[RECIPE_WITHOUT_DEFAULTS])
     keys = {one["name"]: one["key"] for one in record.get("stages", ())}
     if not keys.get(PREDICTIONS):
         message = f"{name} has no predictions of its training rows by models that have not seen them: add "

@@ -152,8 +152,12 @@ def leaves_out_refused(recipe: Recipe) -> bool:
 
 def needs_tokenizer(recipe: Recipe, lock: Lock) -> bool:
     """Whether the model, whose tokenizer reading the rows needs, is loaded before them."""
-    trains_tokenizer = recipe.model.source == "scratch" and lock.started_from is None
-    return counts_tokens(recipe) or (leaves_out_refused(recipe) and not trains_tokenizer)
+    return counts_tokens(recipe) or (leaves_out_refused(recipe) and not trains_tokenizer(recipe, lock))
+
+
+def trains_tokenizer(recipe: Recipe, lock: Lock) -> bool:
+    """Whether the tokenizer is trained on the rows, as that of a model from scratch is."""
+    return recipe.model.source == "scratch" and lock.started_from is None
 
 
 def _make_template_folder(pin: PinnedFile, work: Work) -> Path:

@@ -52,7 +52,7 @@ def test_a_record_of_an_earlier_version_with_another_name_for_the_recipe_is_show
     run = record["run"]["flow_run_id"]
     file = home / "runs" / run / "lineage.json"
     file.parent.mkdir(parents=True)
-    earlier = {("said" if name == lineage.RECIPE_SET else name): value for name, value in record.items()}
+    earlier = {("said" if name == lineage.RECIPE_WITHOUT_DEFAULTS else name): value for name, value in record.items()}
     file.write_text(json.dumps(earlier))
     assert show(run, tmp_path / "out.json") == record
 

@@ -45,7 +45,7 @@ MAX_RAGGED = 10_000  # With this many rows that do not fit the header, the delim
 HEAD_ROWS = 100  # that show how many columns a file without a header has
 MAX_NAME_LENGTH = 100  # characters; a longer name is probably a text
 MIN_WORDS_OF_TEXT = 3  # a name of this many words may be a text
-_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _YEAR = re.compile(r"(19|20)\d\d")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """The first characters of a formula in spreadsheets that open a CSV file."""
@@ -397,7 +397,7 @@ def _parse(lines: Iterable[str], delimiter: str, data: Data) -> Iterator[list[st
 
 def _find_value_in_names(names: Iterable[str], header: list[str]) -> str | None:
     """Returns why one of these names of the header is probably a value; None if all look like names."""
-    numbers = [name for name in header if _NUMBER.fullmatch(name)]
+    numbers = [name for name in header if NUMBER.fullmatch(name)]
     numbered = len(numbers) > 1 and numbers == list(map(str, range(len(numbers))))  # a data frame without column names
     # A table may have a column for each year. If another name is a number or a text, the years are values too.
     others = [name for name in header if name and not _YEAR.fullmatch(name)]

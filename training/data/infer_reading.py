@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from training.data.csv_files import NUMBER
 from training.data.decoding import open_text
 from training.data.file_systems import is_url, name_of
 from training.data.hub_datasets import names_of_splits
@@ -39,7 +40,6 @@ _TEXTS_TO_DECODE = 500
 _MANY_TEXTS = 10
 """Texts in folders of labels for each table beside these folders, which then is no table of the rows."""
 _DELIMITERS = (",", "\t", ";", "|")
-_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _LONG_NAME = 60
 _WORDS_OF_NAME = 5
 
@@ -429,8 +429,8 @@ def _not_a_header(rows: Sequence[Sequence[str]]) -> str:
         return ""
     for place, cell in enumerate(first):
         below = [row[place] for row in rows[1:] if len(row) > place]
-        numbers = sum(_NUMBER.fullmatch(one.strip()) is not None for one in below)
-        if _NUMBER.fullmatch(cell.strip()) and numbers > len(below) / 2:
+        numbers = sum(NUMBER.fullmatch(one.strip()) is not None for one in below)
+        if NUMBER.fullmatch(cell.strip()) and numbers > len(below) / 2:
             return f"the first row has the number {cell} in place of a name"
         is_long = len(cell) > _LONG_NAME or len(cell.split()) > _WORDS_OF_NAME
         if is_long and not cell.strip().endswith("?"):  # surveys have questions as names

@@ -20,6 +20,7 @@ from tasks.jobs.commands import accelerate_environment, python_argv
 from tasks.jobs.hardware import free_gpu_memory, memory, visible_gpus
 from tasks.jobs.job import StageJob
 from tasks.jobs.launch import JobFailed, require_finished, run_job
+from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S
 from tasks.reports.formatting import first_line
 from training.engine import estimation
 from training.engine.fit_settings import FitSettings
@@ -30,7 +31,6 @@ from training.recipe import Recipe
 from training.recipe.rules.training_rules import improbable_rates
 from training.recipe.tables.engines import ENGINES
 
-STALL_TIMEOUT_S = 600.0
 # Inputs of fit that change neither its memory nor its steps.
 _WITHOUT_EFFECT = {
     f"training.{name}"
@@ -143,7 +143,7 @@ def _read_or_compute(inputs: Mapping[str, Any], training: StageJob, folder: Path
         python_argv(job.program),
         env=accelerate_environment(num_processes=1, use_cpu=not visible_gpus()),
         on_events=lambda _: None,
-        stall_timeout_s=STALL_TIMEOUT_S,
+        stall_timeout_s=DEFAULT_STALL_TIMEOUT_S,
     )
     found = dict(require_finished(outcome).result)
     if found["memory_mb"] is not None:  # None: memory ran out, and there may be more next time

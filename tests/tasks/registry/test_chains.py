@@ -177,7 +177,7 @@ def test_the_version_is_in_the_lineage_the_tags_the_card_and_what_is_shown(home:
     lock = Lock(model_version=VERSION)
     (run / "lock.json").write_text(lock.model_dump_json())
     record = lineage.build_record(recipe, "run", [], mlflow_run=None)
-    assert record["recipe"]["model"]["path"] == "first/7" == record[lineage.RECIPE_SET]["model"]["path"]
+    assert record["recipe"]["model"]["path"] == "first/7" == record[lineage.RECIPE_WITHOUT_DEFAULTS]["model"]["path"]
     shown = " ".join("\n".join(_lines(record, 100)).split())
     assert f"base model registry first version 7 digest {MODEL}" in shown
     fitted = Artifact(stage="fit", key="f", digest="d", parts={"model": "n"})
@@ -258,7 +258,12 @@ def test_a_reproduction_starts_from_the_pinned_version_and_not_from_todays_champ
     lock = pin(recipe)
     register(**{MODEL_TAG: OTHER_MODEL})
     values = lineage.resolve_fields(recipe, lock)
-    record = {"lock": lock.model_dump(mode="json"), "recipe": values, lineage.RECIPE_SET: values, "stages": []}
+    record = {
+        "lock": lock.model_dump(mode="json"),
+        "recipe": values,
+        lineage.RECIPE_WITHOUT_DEFAULTS: values,
+        "stages": [],
+    }
     with start_model(record) as start:
         assert start is not None and (start / "model.safetensors").read_bytes() == NO_WEIGHTS
         again = recorded_recipe(record, start)

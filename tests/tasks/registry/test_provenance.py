@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks.registry.lineage import RECIPE_SET
+from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS
 from tasks.registry.provenance import BUILD_TYPE, build_provenance, require_signed_record
 from training.problems import UserError
 
 RECORD: dict[str, Any] = {
     "recipe": {"name": "small", "model": {"path": "org/base"}},
-    RECIPE_SET: {"name": "small"},
+    RECIPE_WITHOUT_DEFAULTS: {"name": "small"},
     "lock": {"model_hub": {"repo": "org/base", "commit": "c" * 40}, "model_files": {}},
     "rows": {"digest": "d" * 64, "figures": {}},
     "model": {"digest": "m" * 64, "files": {"model.safetensors": {"sha256": "w" * 64}}},
@@ -40,7 +40,7 @@ def signed(record: dict[str, Any] | None = RECORD) -> dict[str, Any]:
     ("path", "value", "part"),
     [
         (("recipe", "model", "path"), "org/evil", "recipe"),
-        ((RECIPE_SET, "name"), "evil", RECIPE_SET),
+        ((RECIPE_WITHOUT_DEFAULTS, "name"), "evil", RECIPE_WITHOUT_DEFAULTS),
         (("lock", "model_hub", "commit"), "e" * 40, "lock"),
         (("model", "files", "model.safetensors", "sha256"), "e" * 64, "model"),
         (("training", "micro_batch_size"), 4, "training"),
@@ -78,7 +78,9 @@ def test_a_version_that_was_signed_without_a_record_has_none_that_is_trusted() -
 
 def test_the_provenance_names_recipe_rows_code_and_base_model_as_slsa_has_them() -> None:
     definition = signed()["buildDefinition"]
-    assert definition["buildType"] == BUILD_TYPE and definition["externalParameters"] == {"recipe": RECORD[RECIPE_SET]}
+    assert definition["buildType"] == BUILD_TYPE and definition["externalParameters"] == {
+        "recipe": RECORD[RECIPE_WITHOUT_DEFAULTS]
+    }
     names = {one["name"]: one["digest"] for one in definition["resolvedDependencies"]}
     assert names["rows"] == {"sha256": "d" * 64} and names["base model"] == {"gitCommit": "c" * 40}
     assert names["code"] == {"sha256": "e" * 64} and names["git"] == {"gitCommit": "a" * 40}
