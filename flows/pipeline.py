@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.cache.results import Artifact, Lock, PinnedVersion, Promotion, Publication, Selection, Verdict, Version
 from tasks.cache.stage import Builder
 from tasks.jobs import fork_client
-from tasks.jobs.parallel_calls import Slots
+from tasks.jobs.parallel_calls import ParallelCalls
 from tasks.registry.comparisons import counts_comparisons
 from tasks.stages.calibrate import CalibrateArtifact, calibrate
 from tasks.stages.compare import compare, count_comparison, find_champion, has_opponent
@@ -17,6 +17,7 @@ from tasks.stages.folds import FoldsArtifact, assign_folds, out_of_fold, require
 from tasks.stages.gate import gate
 from tasks.stages.load_data import LoadDataArtifact, load_data, needs_tokenizer, trains_tokenizer
 from tasks.stages.load_model import load_model, require_same_labels
+from tasks.stages.load_unlabelled import load_unlabelled
 from tasks.stages.mine_negatives import mine_negatives
 from tasks.stages.must_hold import load_must_hold, must_hold, predict_must_hold
 from tasks.stages.predict import (
@@ -43,7 +44,6 @@ from tasks.stages.teacher_outputs import (
     by_tokens,
     compare_teacher,
     is_beside_teacher,
-    load_unlabelled,
     predict_teacher,
     require_dimensions,
     require_labels,
@@ -168,16 +168,14 @@ def predict_out_of_fold(build: Builder, recipe: Recipe, ready: TrainingInputs) -
         return build(out_of_fold, recipe, *map(predict_rows, numbers))
     fork_client.start()  # each thread would start one
     engine, waiting, found = engine_for(recipe), [*numbers], dict[int, Artifact]()
-    with engine.keep_open(several=True):
-        slots = Slots(at_once, predict_rows, divides_gpus=engine.runs_here)
-        try:
-            while waiting or slots.busy:
-                while waiting and slots.free:
-                    slots.start(waiting.pop(0))
-                found |= dict(slots.wait())
-        except BaseException:
-            slots.stop()
-            raise
+    with (
+        engine.keep_open(several=True),
+        ParallelCalls(at_once, predict_rows, divides_gpus=engine.runs_here) as calls,
+    ):
+        while waiting or calls.busy:
+            while waiting and calls.free:
+                calls.start(waiting.pop(0))
+            found |= dict(calls.wait())
     return build(out_of_fold, recipe, *(found[fold] for fold in numbers))
 
 

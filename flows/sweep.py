@@ -36,7 +36,7 @@ from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
 from tasks.jobs.hardware import visible_gpus
 from tasks.jobs.launch import JobFailed
-from tasks.jobs.parallel_calls import Slots
+from tasks.jobs.parallel_calls import ParallelCalls
 from tasks.prefect import events
 from tasks.prefect.prefect_artifacts import ArtifactSender, PrefectProgress, Table
 from tasks.registry import untrusted_code
@@ -340,19 +340,16 @@ class Search:
         return [gain.model_dump(mode="json") | {"summary": describe_gain(gain)} for gain in gains]
 
     def _run_at_once(self) -> None:
-        slots = Slots(self.sweep.parallel, self._run_trial, divides_gpus=engine_for(self.recipe).runs_here)
-        try:
+        divides_gpus = engine_for(self.recipe).runs_here
+        with ParallelCalls(self.sweep.parallel, self._run_trial, divides_gpus) as calls:
             while True:
-                while slots.free and (trial := self._next()):
-                    slots.start(trial)
-                if not slots.busy:
+                while calls.free and (trial := self._next()):
+                    calls.start(trial)
+                if not calls.busy:
                     return
-                for _, ended in slots.wait(LOOK_S):
+                for _, ended in calls.wait(LOOK_S):
                     self._end(ended)
                 self._refresh()
-        except BaseException:
-            slots.stop()
-            raise
 
     def _next(self) -> Trial | None:
         """The trial to run now; None if there is none, or if the time is over."""

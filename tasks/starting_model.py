@@ -18,7 +18,7 @@ from training.models.repository_files import read_json, require_model_folder
 from training.models.weights import read_shapes
 from training.problems import UserError
 from training.recipe.tables.base_models import BYTES_PER_PARAMETER
-from training.tokenization.encoder import FastEncoder, load_encoder
+from training.tokenization.encoder import FastEncoder, load_fast_encoder
 
 UNLIMITED = 1_000_000
 """More tokens than any text has: tokenizers without a limit have such numbers as theirs."""
@@ -61,7 +61,7 @@ class StartingModel:
         """Its tokenizer, if tokenizer.json is here."""
         if self.folder is None or not (self.folder / "tokenizer.json").is_file():
             return None
-        return load_encoder(self.folder, UNLIMITED)
+        return load_fast_encoder(self.folder, UNLIMITED)
 
     @property
     def max_length(self) -> int | None:

@@ -31,7 +31,7 @@ from training.jobs.protocol import write_atomically
 from training.problems import UserError
 from training.recipe import EXPORTS, split_version_name
 
-FORMATS = (*EXPORTS, "safetensors")
+EXPORTABLE = (*EXPORTS, "safetensors")
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +117,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "format",
         metavar="FORMAT",
-        choices=FORMATS,
+        choices=EXPORTABLE,
         help="; ".join(f"{name}: {form.description}" for name, form in EXPORTS.items())
         + "; safetensors: one file of weights, for servers and converters",
     )

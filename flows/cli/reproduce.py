@@ -15,7 +15,7 @@ from typing import Any
 from flows.cli.local_flow import exit_without_server, fine_tune_here, print_failure
 from flows.cli.shared import COMPLETED, FAILED
 from flows.reports.tables import align
-from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED, find_reproductions, remove_reproduction
+from tasks.cache.garbage_collection import REPRODUCES, UNFINISHED_FILE, find_reproductions, remove_reproduction
 from tasks.home import home
 from tasks.locks import exclusive_lock
 from tasks.registry import lineage, reproduction, untrusted_code
@@ -81,7 +81,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
             hint = f"Completed stages are stored: continue with --into {fresh}"
         if not same or into is not None:
             print(hint, file=sys.stderr)
-            (fresh / UNFINISHED).unlink(missing_ok=True)
+            (fresh / UNFINISHED_FILE).unlink(missing_ok=True)
     if same and into is None:
         remove_reproduction(fresh)
     exit_without_server(result, code)
@@ -170,9 +170,9 @@ def _fresh_home(into: Path | None, model: str) -> Iterator[Path]:
             if not marked:
                 mark.write_text(model, encoding="utf-8")
             if into is None:
-                (fresh / UNFINISHED).touch()
+                (fresh / UNFINISHED_FILE).touch()
             else:
-                (fresh / UNFINISHED).unlink(missing_ok=True)
+                (fresh / UNFINISHED_FILE).unlink(missing_ok=True)
             yield fresh
     except BaseException:
         if into is None and not (fresh / "runs").exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.cli.shared import COMPLETED, add_version_arguments
 from tasks.servers import SERVE_PORT, announce_serving
-from tasks.serving.llama_cpp import FORMATS
+from tasks.serving.llama_cpp import SERVED_FORMATS
 from tasks.serving.server import ServeOptions
 from tasks.serving.server import serve as run_server
 from training.problems import Problem, UserError, nearest
@@ -30,7 +30,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         default="",
         help="serve a GGUF file that was released with the version, by llama.cpp: "
-        f"{', '.join(FORMATS[1:])}, or gguf, the smallest of them",
+        f"{', '.join(SERVED_FORMATS[1:])}, or gguf, the smallest of them",
     )
     rows = ServeOptions.batch_size
     parser.add_argument("--batch-size", metavar="ROWS", type=int, help=f"rows in one forward pass (default: {rows})")
@@ -90,9 +90,9 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _explain_format(model: str, name: str) -> str:
     """Why no export of this format is served, and what is possible in its place."""
-    choice = f"choose from {', '.join(FORMATS)}"
+    choice = f"choose from {', '.join(SERVED_FORMATS)}"
     if name not in EXPORTS:
-        return f"{name!r} is no format of exports that is served: {choice}.{nearest(name, FORMATS)}"
+        return f"{name!r} is no format of exports that is served: {choice}.{nearest(name, SERVED_FORMATS)}"
     if not EXPORTS[name].is_folder:
         return (
             f"{name!r} is for programs of your own, by the file of `finetune export {model} {name} --out FOLDER`: "
@@ -115,7 +115,7 @@ def _find_problems(arguments: argparse.Namespace) -> list[Problem]:
         "--record-rows": arguments.record_rows < 1 and f"{arguments.record_rows} is given: give 1 or more.",
     }
     other = "--format" if arguments.format else "--engine vllm" if arguments.engine == "vllm" else ""
-    if arguments.format not in ("", *FORMATS):
+    if arguments.format not in ("", *SERVED_FORMATS):
         wrong["--format"] = _explain_format(arguments.model, arguments.format)
     elif arguments.format:
         wrong["--engine"] = arguments.engine == "vllm" and "does not read GGUF: leave it out, or --format."

@@ -54,7 +54,7 @@ class GivenKey(CachePolicy):
 
 
 class ArtifactSerializer(Serializer):
-    """Writes a ref as JSON, and reads it only if the artifact is intact: Prefect treats an error as a cache miss."""
+    """Writes an artifact as JSON, and reads it only if it is intact: Prefect treats an error as a cache miss."""
 
     type: str = "finetune-artifact"
 
@@ -63,7 +63,7 @@ class ArtifactSerializer(Serializer):
         return obj.model_dump_json().encode()
 
     def loads(self, blob: bytes) -> Artifact:
-        """The ref. Raises `store.Damaged` if the artifact is absent or damaged."""
+        """The artifact. Raises `store.Damaged` if the artifact is absent or damaged."""
         claimed = Artifact.model_validate_json(blob)
         found = store.find(claimed.stage, claimed.key)
         if found != claimed:

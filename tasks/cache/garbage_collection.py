@@ -37,7 +37,7 @@ BLOCKS = "blocks of rows"
 RECORDS, REPRODUCED = "old run records", "reproductions"
 REPRODUCES = "reproduces"
 """A file in a home of `finetune reproduce`, which locks it while it runs: the digest of the model to make."""
-UNFINISHED = "unfinished"
+UNFINISHED_FILE = "unfinished"
 """A file in such a home whose path was not printed yet: once its process is dead, the home may be removed."""
 SERVED = ("serve-", "vllm-", "llama-cpp-")
 """The beginnings of the names of servers' jobs. A server removes its own at its end, unless it is killed."""
@@ -101,7 +101,7 @@ def find_reproductions() -> Iterator[Piece]:
         folder, state = mark.parent, ""
         if is_held(mark) or any(map(is_held, folder.glob("jobs/*/lock"))):
             state = "is running"
-        elif not (folder / UNFINISHED).exists():
+        elif not (folder / UNFINISHED_FILE).exists():
             state = "was kept"
         yield Piece(REPRODUCED, folder, (f"a reproduction that {state}: {folder}",) if state else ())
 
@@ -113,7 +113,7 @@ def remove_reproduction(folder: Path) -> None:
         for path in folder.iterdir() if alone else ():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name not in (REPRODUCES, UNFINISHED):
+            elif path.name not in (REPRODUCES, UNFINISHED_FILE):
                 path.unlink()
         if alone:  # the marks go last: a removal that is killed is completed by the next one
             shutil.rmtree(folder)

@@ -60,7 +60,7 @@ class Remote:
         """
         return nullcontext()
 
-    def upload(self, ref: Artifact, *, made: bool) -> None:
+    def upload(self, artifact: Artifact, *, made: bool) -> None:
         """Uploads an artifact of the run, unless other machines have it, while the run goes on. It is signed if the run
         has `made` it."""
 

@@ -107,7 +107,7 @@ def filling(stage: str, key: str) -> Iterator[Path]:
 
 
 def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result: Any) -> Artifact:
-    """Makes the filled folder the artifact of this key and returns its ref. Replaces an existing artifact, as after a
+    """Makes the filled folder the artifact of this key and returns it. Replaces an existing artifact, as after a
     forced run. Raises OSError if the disk is full; then nothing is published."""
     _write(aside / INPUTS, to_json(inputs))
     paths = sorted(_files(aside))
@@ -188,7 +188,7 @@ def inputs_of(stage: str, key: str) -> dict[str, Any] | None:
 
 
 def manifest_of(stage: str, key: str) -> tuple[Artifact, dict[str, dict[str, Any]]] | None:
-    """An artifact's ref and its files by path, each with `bytes` and `sha256`, from the manifest without verification.
+    """An artifact and its files by path, each with `bytes` and `sha256`, from the manifest without verification.
     None if the manifest is missing or damaged."""
     try:
         manifest = _read_json(folder(stage, key) / MANIFEST)

@@ -1,7 +1,7 @@
-"""Slots: calls that run at once, each in a thread, whose jobs have GPUs of their own.
+"""Calls that run at once, each in a thread, whose jobs have GPUs of their own.
 
-Cores are not divided: the number of threads changes how sums are rounded, and a training of a slot must end with the
-weights that it has by itself. The system shares the cores among the processes.
+Cores are not divided: the number of threads changes how sums are rounded, and a training must end with the weights that
+it has by itself. The system shares the cores among the processes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Slots(Generic[Item, Result]):
-    """Runs a function for several items at once, each in a thread with a copy of this context.
+class ParallelCalls(Generic[Item, Result]):
+    """Runs a function for several items at once, each in a thread with a copy of this context. A block that ends with
+    an error interrupts all of them: their jobs may save a checkpoint first.
 
     Args:
         count: the most items at once.
-        call: the function; its jobs see only the GPUs of their slot.
-        divides_gpus: whether the machine's GPUs are divided among the slots. Those of a cluster are not: the cluster
+        call: the function; its jobs see only the GPUs of their share.
+        divides_gpus: whether the machine's GPUs are divided among the calls. Those of a cluster are not: the cluster
             places its jobs itself.
     """
 
@@ -58,7 +59,7 @@ class Slots(Generic[Item, Result]):
         return len(self._running)
 
     def start(self, item: Item) -> None:
-        """Starts the function for an item in a free slot."""
+        """Starts the function for an item. One must be free."""
         share = self._shares.pop(0)
         context = contextvars.copy_context()
         thread = threading.Thread(target=lambda: context.run(self._run, thread, share, item), daemon=True)
@@ -80,9 +81,12 @@ class Slots(Generic[Item, Result]):
             yield item, result
             timeout_s = 0
 
-    def stop(self) -> None:
-        """Interrupts all items, whose jobs may save a checkpoint first, and waits for their ends, at most
-        `STOP_WITHIN_S`."""
+    def __enter__(self) -> ParallelCalls[Item, Result]:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            return
         self._stop.set()
         deadline = time.monotonic() + STOP_WITHIN_S
         for thread in self._running:

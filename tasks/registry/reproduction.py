@@ -22,7 +22,7 @@ from tasks.jobs.launch import require_finished, run_job
 from tasks.jobs.retries import DEFAULT_STALL_TIMEOUT_S, BatchDivision
 from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS, has_own_record
 from tasks.registry.pinned_versions import PARTS, find_folders
-from tasks.registry.provenance import require_signed_record
+from tasks.registry.slsa_statement import require_signed_record
 from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import find_artifact
 from tasks.tracking.connection import FLOW_RUN_TAG

@@ -27,7 +27,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, Validati
 from tasks.cache.digests import Digests, digest_of
 from tasks.home import home, registry_place, tracking_uri
 from tasks.registry.lineage import has_own_record
-from tasks.registry.provenance import PREDICATE_TYPE, build_provenance, require_signed_record
+from tasks.registry.slsa_statement import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
 from tasks.registry.weight_files import Different, TrainedModel, require_trained
 from tasks.shared_store.bucket import VARIABLE as STORE

@@ -19,7 +19,7 @@ from training.problems import UserError
 from training.recipe.tables.exports import EXPORTS
 
 ANY = "gguf"
-FORMATS = (ANY, *(name for name, form in EXPORTS.items() if form.tag == ANY))
+SERVED_FORMATS = (ANY, *(name for name, form in EXPORTS.items() if form.tag == ANY))
 """Formats of `finetune serve`: any of GGUF, or one of them."""
 MODULES = ("llama_cpp", "sse_starlette", "starlette_context")
 ANSWER_TOKENS = 1024
@@ -27,8 +27,8 @@ ANSWER_TOKENS = 1024
 
 
 class LlamaCppProcess(OpenaiServer):
-    """A version that llama.cpp serves on the CPU. `wanted` is one of FORMATS; of several, the smallest released one is
-    served."""
+    """A version that llama.cpp serves on the CPU. `wanted` is one of SERVED_FORMATS; of several, the smallest released
+    one is served."""
 
     title, prefix, option, health_path = "llama.cpp", "llama-cpp-", "--format", "/v1/models"
     paths = ("/v1/chat/completions", "/v1/completions", "/v1/models")
@@ -45,10 +45,10 @@ class LlamaCppProcess(OpenaiServer):
 
     def export(self, folder: Path) -> None:
         released = find_released(self.model)
-        fitting = [name for name in FORMATS if name in released and self._wanted in (name, ANY)]
+        fitting = [name for name in SERVED_FORMATS if name in released and self._wanted in (name, ANY)]
         if not fitting:
             wanted = "GGUF file" if self._wanted == ANY else f"{self._wanted} file"
-            others = [name for name in FORMATS if name in released]
+            others = [name for name in SERVED_FORMATS if name in released]
             advice = f"choose from {', '.join(others)}" if others else "name one in release.exports of its recipe"
             message = f"{self.model.name} version {self.model.version} was released without a {wanted}: {advice}."
             raise UserError.of("option", self.option, message)

@@ -101,7 +101,7 @@ class ServeOptions:
     engine: Literal["transformers", "vllm"] = "transformers"
     vllm_arguments: tuple[str, ...] = ()
     format: str = ""
-    """Of the export that is served, one of tasks.serving.llama_cpp.FORMATS; empty for the model itself."""
+    """Of the export that is served, one of tasks.serving.llama_cpp.SERVED_FORMATS; empty for the model itself."""
     record: Path | None = None
     record_share: float = 1.0
     record_rows: int = 100_000

@@ -144,10 +144,10 @@ class BucketRemote(Remote):
         """Resumes a training from the newest checkpoint of another machine, and shares its own during the block."""
         return share_checkpoints(self._bucket, work, signing_key, device, is_away=self._is_away)
 
-    def upload(self, ref: Artifact, *, made: bool) -> None:
+    def upload(self, artifact: Artifact, *, made: bool) -> None:
         """Uploads an artifact of the run, unless the bucket has it, while the run goes on."""
-        if (ref.stage, ref.key) not in self._fetched:
-            self._uploads.add(ref.stage, ref.key, ref.digest if made else "")
+        if (artifact.stage, artifact.key) not in self._fetched:
+            self._uploads.add(artifact.stage, artifact.key, artifact.digest if made else "")
 
     def deliver_earlier(self) -> None:
         """Uploads what earlier runs of this home left, while the run goes on."""

@@ -13,7 +13,7 @@ from training import task_types
 from training.evaluation.scores import Comparison, HeldRows, NegativeFlips, SplitScores
 from training.problems import Problem, UserError, nearest
 from training.recipe import Recipe
-from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_minimum
+from training.recipe.rules.slice_rules import FEWEST_ROWS, slice_of, unfitting_floor
 from training.recipe.tables.metrics import METRICS, entries, more_is_better
 
 ROUNDING = 1e-12  # 1 - 0.95 is a little more than 0.05, and 1 - 0.9 a little less than 0.1
@@ -105,7 +105,7 @@ def _check_floors(recipe: Recipe, scores: Artifact[SplitScores]) -> _Floors:
         name, group = slice_of(key, slices) or ("", None)
         groups = {entry["group"]: entry for entry in by_slice.get(name, ())}
         where = f"release.gate.floors.{key}"
-        if message := unfitting_minimum(name, group, groups, split):
+        if message := unfitting_floor(name, group, groups, split):
             problems.append(Problem(kind="release", where=where, message=message))
             continue
         judged = [groups[group]] if group is not None else []

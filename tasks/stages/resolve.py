@@ -192,8 +192,9 @@ def pin_data(recipe: Recipe, progress: Progress = lambda done, total: None) -> L
     return Lock(**found | _pin_data(recipe, found, progress))
 
 
-def pin_tokenizer(recipe: Recipe) -> Lock:
-    """The lock of the tokenizer alone. Raises UserError if there is no model, or none that can be fine-tuned."""
+def pin_model(recipe: Recipe) -> Lock:
+    """The lock of the model alone; empty for a folder, which is checked, and for a model from scratch. Raises UserError
+    if there is no model, or none that can be fine-tuned."""
     if recipe.model.source == "folder":
         _require_whole(_model_folder(recipe), images=class_of(recipe.task).reads_images())
     found = _start()

@@ -33,7 +33,7 @@ from training.recipe.rules.slice_rules import (
     MOST_GROUPS,
     named_groups,
     slice_of,
-    unfitting_minimum,
+    unfitting_floor,
     unknown_slices,
 )
 from training.recipe.rules.training_rules import unfitting_weights
@@ -128,7 +128,7 @@ def _find_unfitting(recipe: Recipe, rows: Path) -> Iterator[Problem]:
         ):
             groups[name] = _read_groups(rows, recipe.judged_split, name)
         if name in groups:
-            yield from _unfitting_minimum(recipe, key, name, group, groups[name])
+            yield from _unfitting_floor(recipe, key, name, group, groups[name])
 
 
 def _has_tools(file: Path) -> bool:
@@ -161,10 +161,10 @@ def _floors(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
         yield key, *(slice_of(key, recipe.evaluation.slices) or ("", None))
 
 
-def _unfitting_minimum(
+def _unfitting_floor(
     recipe: Recipe, key: str, name: str, group: str | None, groups: Sequence[str]
 ) -> Iterator[Problem]:
-    if message := unfitting_minimum(name, group, groups, recipe.judged_split):
+    if message := unfitting_floor(name, group, groups, recipe.judged_split):
         yield Problem(kind="slices", where=f"release.gate.floors.{key}", message=message)
 
 
@@ -184,7 +184,7 @@ def require_fitting_lengths(recipe: Recipe, tokens: object) -> None:
     folder = tokens.path if isinstance(tokens, Artifact) else tokens
     if named and isinstance(folder, Path):
         groups = _read_length_groups(folder / f"{recipe.judged_split}.arrow")
-        if problems := [problem for floor in named for problem in _unfitting_minimum(recipe, *floor, groups)]:
+        if problems := [problem for floor in named for problem in _unfitting_floor(recipe, *floor, groups)]:
             raise UserError(problems)
 
 

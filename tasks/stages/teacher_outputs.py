@@ -1,4 +1,4 @@
-"""Stages: the teacher. Rows without labels, its outputs for them and for the training rows, and the model beside it."""
+"""Stages: the teacher. Its outputs for the training rows and for rows without labels, and the model beside it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from tasks.cache.code import figures_code, metrics_code
-from tasks.cache.input_files import copy_pinned, unchanged
-from tasks.cache.results import Artifact, Lock, PinnedFile, label_names
+from tasks.cache.input_files import copy_pinned
+from tasks.cache.results import Artifact, Lock, label_names
 from tasks.cache.stage import Work
 from tasks.hub.client import download_model
 from tasks.jobs.commands import build_predict_launch
@@ -19,13 +19,9 @@ from tasks.jobs.retries import divide_batches
 from tasks.registry.pinned_versions import PARTS, fetch_config, files_of_version
 from tasks.tracking.connection import MlflowFailed
 from training import task_types
-from training.data.ipc_files import CORPUS, SPLITS, groups_file
-from training.data.prediction_rows import format_of
-from training.data.unlabelled import FIELD as UNLABELLED
-from training.data.unlabelled import UnlabelledResult
-from training.data.unlabelled import load_unlabelled as read_unlabelled
+from training.data.ipc_files import CORPUS, groups_file
 from training.evaluation.scores import ComparedTeacher
-from training.jobs.protocol import NotInKey, Settings, TaskSettings
+from training.jobs.protocol import TaskSettings
 from training.models.repository_files import dimensions_of_config, labels_of_config, part_of, read_json
 from training.problems import UserError
 from training.programs import teacher_texts, teacher_tokens
@@ -35,81 +31,11 @@ from training.programs.predict_champion import PredictChampionResult, PredictCha
 from training.programs.teacher_outputs import ROWS_AT_ONCE, find_missing
 from training.programs.teacher_tokens import TokenSettings
 from training.recipe import Recipe
-from training.recipe.reading_rules import TEXT_LINES, ReadingRules
-from training.recipe.rules.column_rules import code_for_rows, source_columns
-from training.recipe.tables.formats import SOURCES
 from training.recipe.tables.metrics import entries
-from training.recipe.task_specification import specification
 from training.task_types.generation import Generation
 from training.task_types.task_type import LearnsVectors, TaskType
 
 PROGRAM = "training.programs.teacher_outputs"
-
-
-class LoadUnlabelledSettings(Settings):
-    """The settings of reading rows without labels."""
-
-    reading: dict[str, Any]
-    """training.recipe.reading_rules.ReadingRules"""
-    columns: dict[str, str]
-    """The rows' names of the model's inputs, by role."""
-    task: str
-    options: Annotated[dict[str, Any], NotInKey("the options that its code for rows reads are in the key")]
-    compares_nearly: bool
-    files: Annotated[list[PinnedFile], NotInKey("their digests are in the key")]
-
-
-@stage(UnlabelledResult, where="there are rows without labels")
-def load_unlabelled(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
-    """Reads the rows of data.unlabelled, without those that are equal to rows of any split or to each other, or nearly
-    equal to rows of validation or test.
-
-    The settings of reading, the rows of all splits, and the content of the files.
-    """
-    rules, (code, named, options) = ReadingRules.of(recipe.data), code_for_rows(recipe)
-    formats = {format_of(pin.path, rules) for pin in lock.unlabelled} - {TEXT_LINES}
-    sources = [SOURCES[name] for name in sorted(formats)]
-    return StageJob(
-        _load_unlabelled,
-        LoadUnlabelledSettings(
-            **recipe.task_and_options,
-            reading=rules.model_dump(mode="json"),
-            columns={column.name: column.source_name for column in source_columns(recipe).inputs},
-            compares_nearly=recipe.data.checks.get("near_duplicates", "ignore") != "ignore",
-            files=lock.unlabelled,
-        ),
-        reads={"data": files_of(data, [f"{split}.arrow" for split in SPLITS])},
-        content={"files": [pin.sha256 for pin in lock.unlabelled]},
-        tables={"rows": {"options": options}},
-        code=["training.data.unlabelled", *(one.reader.partition(":")[0] for one in sources), *code],
-        outside=[*figures_code(recipe.task), "training.programs"],
-        users_code=named,
-        libraries=tuple(dict.fromkeys(("pyarrow", *(name for one in sources for name in one.libraries)))),
-        field_names={"files": ", ".join(pin.path for pin in lock.unlabelled)},
-    )
-
-
-def _load_unlabelled(work: Work, settings: LoadUnlabelledSettings, inputs: Mapping[str, Path]) -> UnlabelledResult:
-    with unchanged(settings.files):
-        result = read_unlabelled(
-            specification(settings.task, settings.options),
-            settings.columns,
-            ReadingRules.model_validate(settings.reading),
-            [pin.path for pin in settings.files],
-            inputs["data"],
-            work.out,
-            compares_nearly=settings.compares_nearly,
-        )
-    left_out = {
-        "equal to rows of validation or test": result.evaluated,
-        "nearly equal to them": result.near,
-        "there already": result.repeated,
-        "not usable": result.unusable,
-    }
-    if found := [f"{count:,} {reason}" for reason, count in left_out.items() if count]:
-        message = f"{UNLABELLED}: rows are left out: {', '.join(found)}; {result.rows:,} are trained on."
-        work.warning(message)
-    return result
 
 
 @stage(TeacherResult)

@@ -23,7 +23,7 @@ from tests.benchmarks.subject import MAX_TOKENS, Subject, peak_mib
 from tests.benchmarks.table import Row
 from training.data.ipc_files import BLOCK_ROWS, ipc_reader, ipc_writer
 from training.task_types.sequence_classification import SequenceClassification
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 from training.tokenization.token_files import tokenize
 
 FEW = 100_000
@@ -81,7 +81,7 @@ def _child(what: str, tokenizer: Path, data: Path) -> Any:
 def _rates(tokenizer: Path, data: Path) -> list[list[float]]:
     with ipc_reader(data / "train.arrow") as reader:
         texts = reader.read_all()["text"].to_pylist()
-    alone = load_encoder(tokenizer, MAX_TOKENS).tokenizer
+    alone = load_fast_encoder(tokenizer, MAX_TOKENS).tokenizer
 
     def by_itself() -> None:
         for start in range(0, len(texts), BATCH_ROWS):

@@ -73,12 +73,12 @@ def main(job_dir: Path, job: Job, events: Events) -> list[VariantGain]:
         gains = sign * (drawn[name] - drawn[recipe])[:, defined]
         units = len(groups.sizes) if groups else rows
         found_gain = SeedGain.of(sign * (values[name] - values[recipe]), gains, units)
-        compared.append(describe_gain(name, settings.figure, values[name], values[recipe], rows, groups, found_gain))
+        compared.append(build_gain(name, settings.figure, values[name], values[recipe], rows, groups, found_gain))
     (job_dir / OUTPUT / "seeds.json").write_text(json.dumps(to_jsonable_python(compared), indent=1))
     return compared
 
 
-def describe_gain(
+def build_gain(
     name: str, metric: str, values: Floats, of_recipe: Floats, rows: int, groups: Groups | None, found: SeedGain
 ) -> VariantGain:
     """The gain with its interval, and the answer."""

@@ -29,7 +29,7 @@ from training.jobs.resources import cores
 from training.local_files import open_local, read_whole
 from training.models.repository_files import chat_template
 from training.problems import UserError
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 from training.tokenization.features import RefusedRows
 from training.tokenization.special_tokens import mark_spelt
 
@@ -452,7 +452,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
     """The chat template of a tokenizer's folder; None if it has none. Raises UserError for a tokenizer.json that cannot
     be read."""
     if (folder / "tokenizer.json").is_file():
-        return ChatTemplate.of(load_encoder(folder, max_length=1))
+        return ChatTemplate.of(load_fast_encoder(folder, max_length=1))
     chat = chat_template(folder)
     return None if chat is None else ChatTemplate(*chat, [*chat[1].values()])
 

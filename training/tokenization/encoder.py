@@ -290,7 +290,7 @@ def _word_ids(encodings: list[Encoding]) -> npt.NDArray[np.int32]:
     return np.fromiter((-1 if word is None else word for word in words), np.int32)
 
 
-def load_encoder(folder: Path, max_length: int) -> FastEncoder:
+def load_fast_encoder(folder: Path, max_length: int) -> FastEncoder:
     """The encoder of a folder's tokenizer.json, for folders of which `repository_files.uses_tokenizer_json` is true.
 
     Raises UserError if the file cannot be read.
@@ -414,7 +414,7 @@ def token_counter(folder: Path) -> Callable[[list[str]], int]:
         )
         message += "which are close, or rows; or save the tokenizer again with its fast class of transformers."
         raise UserError.of("data", "data.weight_by", message)
-    tokenizer = load_encoder(folder, max_length=1).tokenizer
+    tokenizer = load_fast_encoder(folder, max_length=1).tokenizer
     tokenizer.no_truncation()
 
     def count(texts: list[str]) -> int:

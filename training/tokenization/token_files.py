@@ -20,7 +20,7 @@ from training.data.row_problems import ROWS_NAMED, shorten
 from training.jobs.protocol import Result
 from training.problems import Problem, UserError, user_code_errors
 from training.recipe.tables.row_checks import REFUSED_BY_TEMPLATE
-from training.tokenization.encoder import Encoder, load_encoder
+from training.tokenization.encoder import Encoder, load_fast_encoder
 from training.tokenization.features import RefusedRows, find_beyond, read_ids
 from training.tokenization.special_tokens import find_spelt
 
@@ -76,7 +76,7 @@ def tokenize(
     vocab_size: int | None = None,
 ) -> TokenizeResult:
     """Runs `write_tokens` with the tokenizer.json of the folder `tokenizer`. Raises UserError if it cannot be read."""
-    return write_tokens(task_type, data, load_encoder(tokenizer, max_length), out, level, progress, vocab_size)
+    return write_tokens(task_type, data, load_fast_encoder(tokenizer, max_length), out, level, progress, vocab_size)
 
 
 def write_tokens(

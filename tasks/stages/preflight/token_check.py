@@ -69,7 +69,7 @@ def find_tokenizer(recipe: Recipe, lock: Lock, rows: Path, out: Path) -> Path:
     trained on the rows and written to `out`.
 
     Args:
-        lock: of the tokenizer, as `pin_tokenizer` returns it.
+        lock: of the model, as `pin_model` returns it.
         rows: the folder that `load_rows` filled.
 
     Raises UserError if there is no tokenizer.json, or if the Hub does not answer.

@@ -83,7 +83,7 @@ ALLOWED_IN_TASKS = {
     "training.recipe.rules.release_rules": {"CALIBRATING", "absent_splits", "undefined_metrics", "unfitting_metrics"},
     "training.recipe.rules.slice_rules": {
         *("FEWEST_ROWS", "LABEL", "LENGTH", "BUILT_IN_SLICES", "MOST_GROUPS", "named_groups", "slice_of"),
-        *("unfitting_minimum", "unknown_slices"),
+        *("unfitting_floor", "unknown_slices"),
     },
 }
 # The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others

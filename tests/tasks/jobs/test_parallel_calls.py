@@ -13,7 +13,7 @@ from tasks.jobs import parallel_calls
 from tasks.jobs.commands import python_argv
 from tasks.jobs.hardware import assigned_gpus
 from tasks.jobs.launch import run_job
-from tasks.jobs.parallel_calls import Slots
+from tasks.jobs.parallel_calls import ParallelCalls
 from tasks.locks import FlockManager, cancelled
 from training.jobs.protocol import EVENTS, Job, read_events
 
@@ -35,7 +35,7 @@ def test_no_more_items_run_at_once_than_there_are_slots_and_each_has_gpus_of_its
             running -= 1
         return assigned_gpus.get()
 
-    at_once, waiting, results = Slots(2, call), list(range(6)), {}
+    at_once, waiting, results = ParallelCalls(2, call), list(range(6)), {}
     while waiting or at_once.busy:
         while waiting and at_once.free:
             at_once.start(waiting.pop(0))
@@ -46,7 +46,7 @@ def test_no_more_items_run_at_once_than_there_are_slots_and_each_has_gpus_of_its
 
 
 def test_the_error_of_an_item_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once: Slots[int, float] = Slots(2, lambda item: 1 / item)
+    at_once: ParallelCalls[int, float] = ParallelCalls(2, lambda item: 1 / item)
     at_once.start(0)
     with pytest.raises(ZeroDivisionError):
         list(at_once.wait())
@@ -60,15 +60,16 @@ def test_jobs_of_all_items_are_stopped_together(home: Path, tmp_path: Path) -> N
         Job(program="tests.tasks.jobs.sleeping", key=str(number), settings={}).write(job)
         run_job(job, python_argv("tests.tasks.jobs.sleeping"), stall_timeout_s=60)
 
-    at_once: Slots[int, None] = Slots(2, call)
-    at_once.start(1)
-    at_once.start(2)
-    deadline = time.monotonic() + 60
-    while not all(read_events(tmp_path / str(number) / EVENTS, 0)[0] for number in (1, 2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    began = time.monotonic()
-    at_once.stop()
+    at_once: ParallelCalls[int, None] = ParallelCalls(2, call)
+    with pytest.raises(RuntimeError, match="an error of the block"), at_once:
+        at_once.start(1)
+        at_once.start(2)
+        deadline = time.monotonic() + 60
+        while not all(read_events(tmp_path / str(number) / EVENTS, 0)[0] for number in (1, 2)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        began = time.monotonic()
+        raise RuntimeError("an error of the block")
     assert time.monotonic() - began < 15
     with pytest.raises(KeyboardInterrupt):
         list(at_once.wait())
@@ -82,7 +83,7 @@ def test_an_item_that_waits_for_the_lock_of_another_run_is_stopped_with_the_othe
     def call(number: int) -> None:
         FlockManager(tmp_path, cancellable=True).acquire_lock("fit/k", str(number))
 
-    at_once: Slots[int, None] = Slots(2, call)
+    at_once: ParallelCalls[int, None] = ParallelCalls(2, call)
     at_once.start(1)
     began = time.monotonic()
     at_once.stop()
@@ -94,7 +95,7 @@ def test_an_item_that_waits_for_the_lock_of_another_run_is_stopped_with_the_othe
 def test_an_item_that_hangs_does_not_keep_the_others_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_calls, "STOP_WITHIN_S", 0.2)
     released = threading.Event()
-    at_once: Slots[int, bool] = Slots(2, lambda item: released.wait(60))
+    at_once: ParallelCalls[int, bool] = ParallelCalls(2, lambda item: released.wait(60))
     at_once.start(1)
     at_once.start(2)
     began = time.monotonic()

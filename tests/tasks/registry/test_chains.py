@@ -21,7 +21,7 @@ from tasks.stages.mine_negatives import mine_negatives
 from tasks.stages.preflight.model_check import require_model
 from tasks.stages.preflight.token_check import find_tokenizer
 from tasks.stages.register import _build_origin_tags
-from tasks.stages.resolve import pin, pin_tokenizer
+from tasks.stages.resolve import pin, pin_model
 from tasks.tracking.connection import MAX_LENGTH_TAG, MODEL_TAG, connect
 from tests.made import NO_WEIGHTS, artifact
 from tests.raised import raised_problems
@@ -207,7 +207,7 @@ def test_a_version_of_another_machine_is_fetched_for_checks_and_for_training_wit
 ) -> None:
     folder = logged(tmp_path / "logged", {"model_type": "gpt2", "auto_map": {"AutoModel": "modeling_own.Own"}})
     register(source=folder.as_uri(), **{MODEL_TAG: MODEL})
-    lock = pin_tokenizer(recipe)
+    lock = pin_model(recipe)
     tokenizer = find_tokenizer(recipe, lock, tmp_path, tmp_path / "tokenizer")
     assert [file.name for file in tokenizer.iterdir()] == ["tokenizer.json"]
     assert require_model(recipe, lock).notes == [

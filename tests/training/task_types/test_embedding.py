@@ -26,7 +26,7 @@ from training.recipe.rules.column_rules import source_columns
 from training.task_types import embedding
 from training.task_types.embedding import LossOfLabels, RetrievalSet
 from training.task_types.text_embedding import normalize
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 
 ROWS = pa.record_batch(
     {
@@ -48,7 +48,7 @@ def test_a_row_has_the_tokens_of_its_texts_one_after_another_with_prompts_and_eq
 ) -> None:
     task = task_types.load("embedding", {"prompts": {"anchor": "red ", "positive": "tall "}})
     folder = world / "base/output/tokenizer"
-    encoder = load_encoder(folder, 32)
+    encoder = load_fast_encoder(folder, 32)
     rows = task.features(encoder, ROWS).rows.to_pylist()
     texts = [
         ["red cat", "tall Katze", "tall Hund", "tall Hut"],
@@ -71,7 +71,7 @@ def test_a_row_has_the_tokens_of_its_texts_one_after_another_with_prompts_and_eq
 
 
 def test_the_prompts_of_the_base_model_are_those_of_query_and_document(world: Path) -> None:
-    encoder = load_encoder(world / "base/output/tokenizer", 32)
+    encoder = load_fast_encoder(world / "base/output/tokenizer", 32)
     encoder.prompts = {"query": "red ", "passage": "tall "}
     task = task_types.load("embedding", {})
     given = task_types.load("embedding", {"prompts": {"anchor": "red ", "positive": "tall "}})

@@ -32,7 +32,7 @@ from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.kto import Kto
 from training.task_types.losses.kto_loss import divergence, divergence_sums
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 from training.tokenization.preference_rows import prompt_as_json
 
 KIND = Kto()
@@ -52,7 +52,7 @@ def features(task: Kto, encoder: Any, *blocks: list[dict[str, Any]]) -> pa.Table
 
 def token_rows(task: Kto, folder: Path, reference: Any) -> TokenRows:
     """The completions of preference_model in tokens, with the reference."""
-    table = features(task, load_encoder(folder, 32), preference_model.COMPLETIONS)
+    table = features(task, load_fast_encoder(folder, 32), preference_model.COMPLETIONS)
     batch = collated(task, TokenRows(table), folder)
     with torch.no_grad():
         predictions = task.predictions(reference, task.forward(reference, batch), batch)
@@ -63,7 +63,7 @@ def token_rows(task: Kto, folder: Path, reference: Any) -> TokenRows:
 
 def test_completions_that_repeat_their_prompt_are_counted(tmp_path: Path) -> None:
     rows = [{"prompt": "b c ", "completion": completion, "label": True} for completion in ("b c d", "d")]
-    assert KIND.features(load_encoder(words(tmp_path / "it", None), 32), stored(rows)).remarks == {
+    assert KIND.features(load_fast_encoder(words(tmp_path / "it", None), 32), stored(rows)).remarks == {
         "repeated_in_completion": 1,
         "joined": 0,
     }
@@ -73,7 +73,7 @@ def test_the_last_message_of_a_conversation_is_its_completion(tmp_path: Path) ->
     talks, labels = [[USER, BOT, USER, LAST], [USER, BOT]], pa.array([True, False])
     pairs = stored([{"prompt": talk[:-1], "completion": talk[-1:], "label": True} for talk in talks])
     rows = pa.record_batch({"messages": list(map(json.dumps, talks)), "label": labels})
-    encoder = load_encoder(words(tmp_path / "it"), 64)
+    encoder = load_fast_encoder(words(tmp_path / "it"), 64)
     expected = pairs.set_column(2, "label", labels)
     assert KIND.features(encoder, rows).rows == KIND.features(encoder, expected).rows
     assert [prompt_as_json(row) for row in rows.to_pylist()] == [as_json(talk[:-1]) for talk in talks]
@@ -145,7 +145,7 @@ def test_each_prompt_has_the_completion_of_the_row_before_and_the_first_one_the_
         {"prompt": prompt, "completion": completion, "label": True}
         for prompt, completion in (("b c", " d"), ("e", " f g"), ("h", " i"), ("b", " c"))
     ]
-    table = features(KIND, load_encoder(words(tmp_path / "it"), 64), rows[:2], rows[2:])
+    table = features(KIND, load_fast_encoder(words(tmp_path / "it"), 64), rows[:2], rows[2:])
     first, second, third, last = table.to_pylist()
     assert first == {
         **{"input_ids": [5, 6, 7, 1, 5, 6, 9, 10, 1], "of_answer": [0, 0, 1, 1, 0, 0, 1, 1, 1]},
@@ -162,7 +162,7 @@ def test_a_row_that_loses_its_completion_is_not_trained_on_and_gives_none(tmp_pa
         {"prompt": "a b c d e f g h", "completion": " i", "label": False},
         {"prompt": "c", "completion": " d", "label": False},
     ]
-    table = features(KIND, load_encoder(folder, 8), rows)
+    table = features(KIND, load_fast_encoder(folder, 8), rows)
     assert table["targets"].to_pylist() == [1, 0, 1] and table["text_length"].to_pylist() == [3, 8, 3]
     assert table["length"].to_pylist() == [6, 8, 6]  # the third has the completion of the first
     for name in ("reference_logp", "reference_mismatched_logp"):
@@ -175,7 +175,7 @@ def test_a_row_that_loses_its_completion_is_not_trained_on_and_gives_none(tmp_pa
 def test_messages_are_rendered_as_conversations_and_rows_without_a_completion_are_named(tmp_path: Path) -> None:
     from tests.training.task_types.test_sft import CHATML
 
-    encoder = load_encoder(words(tmp_path / "it", CHATML), 64)
+    encoder = load_fast_encoder(words(tmp_path / "it", CHATML), 64)
     forms = [
         {"prompt": [USER], "completion": [BOT], "label": True},
         {"prompt": "b c", "completion": [USER, BOT], "label": True},

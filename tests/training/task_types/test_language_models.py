@@ -147,7 +147,7 @@ def speakers(world: Path) -> Path:
     shutil.copytree(world / "base/model", world / "masked-lm/model")
     for name in MOST:
         shutil.copytree(world / "base/tokenizer", world / name / "tokenizer")
-        encoder = encoder_module.load_encoder(world / "base/tokenizer", MOST[name])
+        encoder = encoder_module.load_fast_encoder(world / "base/tokenizer", MOST[name])
         token_files.write_tokens(
             task_types.load(name), world / "data", encoder, world / name / "tokens", "ignore", lambda *_: None
         )

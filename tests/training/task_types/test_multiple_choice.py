@@ -22,7 +22,7 @@ from training.models.loading import load_tokenizer
 from training.problems import UserError
 from training.recipe import Training
 from training.task_types.multiple_choice import ENDINGS, MultipleChoice
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 
 TEXT = "she opens the hood of a car and looks inside swims to shore then he sings is gone quietly ."
 SWAG = [
@@ -67,7 +67,9 @@ def load(folder: Path) -> PreTrainedModel:
 
 def token_rows(rows: list[dict[str, Any]], folder: Path, max_length: int = 32) -> TokenRows:
     batch = pa.RecordBatch.from_pylist(rows)
-    return TokenRows(pa.Table.from_batches([MultipleChoice().features(load_encoder(folder, max_length), batch).rows]))
+    return TokenRows(
+        pa.Table.from_batches([MultipleChoice().features(load_fast_encoder(folder, max_length), batch).rows])
+    )
 
 
 def run(rows: list[dict[str, Any]], folder: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ from training.task_types.preference import WITH_REFERENCE, Preference
 from training.task_types.reward_modeling import RewardModeling
 from training.task_types.task_type import BaseReference
 from training.tokenization import token_files
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 from training.tokenization.features import RefusedRows
 from training.tokenization.preference_rows import find_row_problem, parse_rows
 
@@ -55,7 +55,7 @@ def record(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def token_rows(task: Preference, folder: Path) -> TokenRows:
     """The pairs of preference_model in tokens, with the reference if the loss has one."""
-    table = pa.Table.from_batches([task.features(load_encoder(folder, 32), record(preference_model.PAIRS)).rows])
+    table = pa.Table.from_batches([task.features(load_fast_encoder(folder, 32), record(preference_model.PAIRS)).rows])
     if task.needs_reference:
         batch, reference = collated(task, TokenRows(table), folder), preference_model.model(0.4).eval()
         with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_pair_weighs_the_same_however_the_pairs_of_a_step_are_divided(loss: st
 
 def test_a_pair_is_its_prompt_with_either_answer_and_their_ends_in_tokens(tmp_path: Path) -> None:
     rows = KIND.features(
-        load_encoder(words(tmp_path / "it"), 64), record([{"prompt": "b c", "chosen": " d", "rejected": " e f"}])
+        load_fast_encoder(words(tmp_path / "it"), 64), record([{"prompt": "b c", "chosen": " d", "rejected": " e f"}])
     )
     assert rows.rows.to_pylist() == [
         {
@@ -112,7 +112,7 @@ def test_a_pair_is_its_prompt_with_either_answer_and_their_ends_in_tokens(tmp_pa
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 def test_messages_and_texts_with_messages_are_rendered_as_conversations(template: str, tmp_path: Path) -> None:
-    encoder, other = load_encoder(words(tmp_path / "it", template), 64), {"role": "assistant", "content": "h"}
+    encoder, other = load_fast_encoder(words(tmp_path / "it", template), 64), {"role": "assistant", "content": "h"}
     forms = [
         {"prompt": [USER], "chosen": [BOT], "rejected": [other]},
         {"prompt": "b c", "chosen": [USER, BOT], "rejected": [USER, other]},
@@ -127,7 +127,7 @@ def test_messages_and_texts_with_messages_are_rendered_as_conversations(template
 
 @pytest.mark.parametrize("task", [Preference(), RewardModeling()])
 def test_a_prompt_that_both_answers_repeat_is_read_once_and_the_rows_are_counted(task: Any, tmp_path: Path) -> None:
-    encoder = load_encoder(words(tmp_path / "it", None), 64)
+    encoder = load_fast_encoder(words(tmp_path / "it", None), 64)
     plain = {"prompt": "b c ", "chosen": "d", "rejected": "e f"}
     repeated = {"prompt": "b c ", "chosen": "b c d", "rejected": "b c e f"}
     once = plain | {"chosen": "b c d"}
@@ -147,7 +147,7 @@ def test_a_prompt_that_both_answers_repeat_is_read_once_and_the_rows_are_counted
 def test_pairs_whose_answers_have_the_same_tokens_after_the_cut_are_counted(task: Any, tmp_path: Path) -> None:
     long = {"prompt": "b c", "chosen": " d d d d d d e", "rejected": " d d d d d d f"}
     short, cut_off = long | {"chosen": " d", "rejected": " e"}, long | {"prompt": "b c d e f b c d e f"}
-    found = task.features(load_encoder(words(tmp_path / "it", None), 8), record([long, short, cut_off]))
+    found = task.features(load_fast_encoder(words(tmp_path / "it", None), 8), record([long, short, cut_off]))
     assert found.remarks["same_tokens"] == 1  # without the pair that has lost its answers, which is reported as such
 
 
@@ -155,14 +155,14 @@ def test_a_conversation_is_tuned_by_its_last_answer_alone_also_if_earlier_ones_a
     hides = CHATML.replace("{{ m.content }}", "{{ m.content if m.role == 'user' or loop.last else 'h' }}")
     row = {"prompt": [USER, BOT, AGAIN], "chosen": [LAST], "rejected": [BOT]}
     for template in (CHATML, MARKED, hides):
-        encoder = load_encoder(words(tmp_path / str(len(template)), template), 64)
+        encoder = load_fast_encoder(words(tmp_path / str(len(template)), template), 64)
         (found,) = KIND.features(encoder, record([row])).rows.to_pylist()
         assert (found["chosen_tokens"], found["rejected_tokens"]) == (3, 2)
         (prompt,) = KIND.prompts(encoder, record([row]), KIND.options.settings_for(preference_model.model(0.0)))
         assert prompt.ids.tolist() == found["input_ids"][: found["chosen_length"] - 3]
     text = {"prompt": "b", "chosen": "c", "rejected": "d"}
     with pytest.raises(RefusedRows, match=r"changes message 4 of the conversation 'b c'") as refused:
-        KIND.features(load_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([text, row, row]))
+        KIND.features(load_fast_encoder(words(tmp_path / "rewrites", REWRITES), 64), record([text, row, row]))
     assert refused.value.rows == [1, 2]
 
 
@@ -185,9 +185,9 @@ def test_rows_with_tools_that_a_template_does_not_write_are_named_and_texts_with
     ]
     batch = record(rows)
     with pytest.raises(RefusedRows) as refused:
-        KIND.features(load_encoder(words(tmp_path / "it"), 64), batch)
+        KIND.features(load_fast_encoder(words(tmp_path / "it"), 64), batch)
     assert refused.value.rows == [1, 2]
-    encoder = load_encoder(words(tmp_path / "tools", WITH_TOOLS), 64)
+    encoder = load_fast_encoder(words(tmp_path / "tools", WITH_TOOLS), 64)
     found = KIND.features(encoder, batch).rows["input_ids"].to_pylist()
     assert [0 in ids for ids in found] == [False, True, True]  # the mark before a message
     assert KIND.is_rendered(batch).tolist() == [False, True, True]
@@ -219,7 +219,7 @@ def test_openais_rows_with_calls_and_tools_are_read_and_a_row_with_a_wrong_one_i
 
 
 def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:
-    encoder = load_encoder(words(tmp_path / "it", None), 64)
+    encoder = load_fast_encoder(words(tmp_path / "it", None), 64)
     with pytest.raises(UserError, match=r"model\.chat_template: is missing"):
         KIND.features(encoder, record([{"prompt": [USER], "chosen": [BOT], "rejected": [LAST]}]))
 

@@ -34,7 +34,7 @@ from training.programs import create_model, predict, score
 from training.recipe import Data
 from training.task_types.question_answering import NO_CONTEXT, QuestionAnswering, _tokens_of
 from training.tokenization import transformers_encoder
-from training.tokenization.encoder import encode_windows, load_encoder
+from training.tokenization.encoder import encode_windows, load_fast_encoder
 from training.tokenization.token_files import tokenize
 
 KIND = "question-answering"
@@ -138,7 +138,7 @@ def test_windows_are_those_of_autotokenizer_and_labels_lead_back_to_the_answer(w
 
 
 def test_windows_have_a_third_of_their_tokens_in_common_by_default(world: Path) -> None:
-    encoder = load_encoder(world / "base/output/tokenizer", 32)
+    encoder = load_fast_encoder(world / "base/output/tokenizer", 32)
     (rows,) = read(world / "data/train.arrow").combine_chunks().to_batches()
     usual, third, most = (
         QuestionAnswering(options).features(encoder, rows).rows for options in ({}, {"stride": 10}, {"stride": 20})
@@ -356,7 +356,7 @@ def test_answers_that_do_not_stand_at_their_offset_are_reported_with_their_row(t
 def test_a_question_that_leaves_no_room_is_cut_and_a_tokenizer_without_characters_is_refused(
     world: Path, tmp_path: Path
 ) -> None:
-    encoder = load_encoder(world / "base/output/tokenizer", 16)
+    encoder = load_fast_encoder(world / "base/output/tokenizer", 16)
     words = "When was it that Ada moved to Rome or to Oslo?"
     cut, lost = encode_windows(encoder, ["Who moved?", words], ["Ada moved to Rome."] * 2, 4)
     (whole,) = encoder.encode_whole([words]).lengths.tolist()

@@ -27,7 +27,7 @@ from training.evaluation.rankings import WORST_RANK, Rankings, rank
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.reranking import Reranking
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 
 FIGURES = json.loads(cross_encoder.FIGURES.read_text())
 
@@ -49,7 +49,7 @@ def pairs(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def token_rows(task: Reranking, rows: pa.RecordBatch, folder: Path, max_length: int = 32) -> TokenRows:
-    return TokenRows(pa.Table.from_batches([task.features(load_encoder(folder, max_length), rows).rows]))
+    return TokenRows(pa.Table.from_batches([task.features(load_fast_encoder(folder, max_length), rows).rows]))
 
 
 def mean_loss(task: Reranking, rows: TokenRows, folder: Path, chosen: list[int]) -> tuple[Any, Any, int]:
@@ -123,14 +123,14 @@ def test_losses_that_compare_documents_take_lists_only() -> None:
 
 def test_each_document_is_cut_and_counted_with_its_query(tmp_path: Path) -> None:
     folder, task = preference_model.tokenizer(tmp_path), Reranking({"loss": "lambda"})
-    features = task.features(load_encoder(folder, 4), lists(cross_encoder.LISTS))
+    features = task.features(load_fast_encoder(folder, 4), lists(cross_encoder.LISTS))
     stored = features.rows.to_pylist()
     assert stored[0]["text_lengths"] == [4, 3, 4] and stored[0]["length"] == 11 == len(stored[0]["input_ids"])
     assert [row["targets"] for row in stored] == [2, 0, 9, 0]
     assert features.lost.tolist() == [1, 3, 3, 0] and features.longest is not None
     assert features.longest.tolist() == [5, 7, 7, 4]
     (asked,) = task.features(
-        load_encoder(folder, 4), lists(cross_encoder.LISTS[:1]).drop_columns("labels")
+        load_fast_encoder(folder, 4), lists(cross_encoder.LISTS[:1]).drop_columns("labels")
     ).rows.to_pylist()
     assert asked == {name: stored[0][name] for name in asked} and "label" not in asked and "targets" not in asked
 

@@ -28,7 +28,7 @@ from training.engine.predictor import Predictor
 from training.models.loading import load_tokenizer
 from training.recipe import Training
 from training.task_types.reward_modeling import RewardModeling
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 
 KIND = RewardModeling()
 
@@ -45,7 +45,7 @@ def mean_loss(task: RewardModeling, rows: TokenRows, folder: Path, chosen: list[
 def test_the_loss_and_its_gradients_are_those_of_trl_and_every_pair_weighs_the_same(tmp_path: Path) -> None:
     task, folder = RewardModeling(preference_model.REWARD), preference_model.tokenizer(tmp_path)
     pairs = record(preference_model.PAIRS).append_column("margin", pa.array(preference_model.MARGINS))
-    rows = TokenRows(pa.Table.from_batches([task.features(load_encoder(folder, 32), pairs).rows]))
+    rows = TokenRows(pa.Table.from_batches([task.features(load_fast_encoder(folder, 32), pairs).rows]))
     found, model, _ = mean_loss(task, rows, folder, [0, 1, 2, 3])
     found.backward()
     expected, gradients = FIGURES["losses"]["reward"], preference_model.gradients(model)
@@ -66,7 +66,7 @@ def test_margins_are_read_if_the_recipe_names_their_column(tmp_path: Path) -> No
 
 
 def test_a_text_or_a_conversation_on_request_has_the_tokens_of_its_pair(tmp_path: Path) -> None:
-    encoder = load_encoder(words(tmp_path / "it"), 64)
+    encoder = load_fast_encoder(words(tmp_path / "it"), 64)
     for pair, alone in (
         ({"prompt": "b c", "chosen": " d", "rejected": " e"}, "b c d"),
         ({"prompt": [USER], "chosen": [BOT], "rejected": "e"}, [USER, BOT]),

@@ -111,7 +111,7 @@ def test_targets_with_a_character_that_the_tokenizer_does_not_know_are_counted(t
     (tmp_path / "data").mkdir()
     write_arrow(tmp_path / "data/train.arrow", rows)
     folder = save_repository(tmp_path / "it", "t5", word_pieces(), WORD_PIECES)
-    for load in (encoder_module.load_encoder(folder, 32), transformers_encoder.load_encoder(folder, folder, 32)):
+    for load in (encoder_module.load_fast_encoder(folder, 32), transformers_encoder.load_encoder(folder, folder, 32)):
         write_tokens(Seq2Seq({}), tmp_path / "data", load, tmp_path / "tokens", "warning", lambda done, total: None)
         problems = json.loads((tmp_path / "tokens/log/report.json").read_text())["problems"]
         (found,) = (problem for problem in problems if "targets have characters" in problem["message"])

@@ -73,7 +73,9 @@ def learnt(folder: Path, rows: Mapping[str, list[Any]], most: int = 64, **option
     """The ids of each row, and which of them are learnt."""
     spelt = {name: [json.dumps(v) if isinstance(v, list) else v for v in values] for name, values in rows.items()}
     made = (
-        SupervisedFineTuning(options).features(encoder_module.load_encoder(folder, most), pa.record_batch(spelt)).rows
+        SupervisedFineTuning(options)
+        .features(encoder_module.load_fast_encoder(folder, most), pa.record_batch(spelt))
+        .rows
     )
     assert made["targets"].to_pylist() == [sum(row) for row in made["of_answer"].to_pylist()]
     assert made["length"].to_pylist() == [len(row) for row in made["input_ids"].to_pylist()]
@@ -129,7 +131,7 @@ def test_a_template_that_marks_several_answers_as_one_is_refused_if_one_has_the_
 
 
 def test_completions_that_repeat_their_prompt_are_counted(tmp_path: Path) -> None:
-    encoder = encoder_module.load_encoder(words(tmp_path / "it", None), 64)
+    encoder = encoder_module.load_fast_encoder(words(tmp_path / "it", None), 64)
     rows = pa.record_batch({"prompt": ["b c", "b c"], "completion": ["b c d", " d"]})
     assert KIND.features(encoder, rows).remarks["repeated_in_completion"] == 1
 
@@ -177,7 +179,9 @@ def test_marked_answers_are_those_that_the_library_masks(tmp_path: Path, templat
     library = AutoTokenizer.from_pretrained(folder)
     conversations = [[USER, {"role": "assistant", "content": "Fünf Äpfel, 日本語"}, AGAIN, LAST], [AGAIN, LAST]]
     encoder = (
-        transformers_encoder.load_encoder(folder, folder, 200) if by_class else encoder_module.load_encoder(folder, 200)
+        transformers_encoder.load_encoder(folder, folder, 200)
+        if by_class
+        else encoder_module.load_fast_encoder(folder, 200)
     )
     rows = {"messages": list(map(json.dumps, conversations))}
     made = KIND.features(encoder, pa.record_batch(rows)).rows
@@ -469,7 +473,7 @@ def test_a_question_ends_as_its_template_has_it_also_with_the_token_that_ends_te
     folder, model = words(tmp_path / "eos", template), network()
     KIND.prepare(model, load_tokenizer(folder))
     rows = pa.record_batch({"messages": [json.dumps([USER]), json.dumps([USER, BOT])]})
-    found = KIND.prompts(encoder_module.load_encoder(folder, 64), rows, KIND.options.settings_for(model))
+    found = KIND.prompts(encoder_module.load_fast_encoder(folder, 64), rows, KIND.options.settings_for(model))
     assert [prompt.ids.tolist() for prompt in found] == [[5, 6, 1], [5, 6, 1]]
 
 

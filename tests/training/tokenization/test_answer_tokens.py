@@ -22,7 +22,7 @@ from training.task_types.kto import Kto
 from training.task_types.preference import Preference
 from training.task_types.sft import SupervisedFineTuning
 from training.tokenization.answer_tokens import encode_answers
-from training.tokenization.encoder import FastEncoder, load_encoder
+from training.tokenization.encoder import FastEncoder, load_fast_encoder
 from training.tokenization.token_files import tokenize
 
 PROMPTS = [
@@ -120,7 +120,7 @@ def test_the_first_word_of_an_answer_is_trained_on_if_the_chat_template_has_a_sp
     )
     for number, text in enumerate((template, marked)):
         folder = save_repository(tmp_path / str(number), "llama", vocabularies.chat(), {**CHAT, "chat_template": text})
-        encoder, rows = load_encoder(folder, 64), pa.record_batch({"messages": [json.dumps(TALK)]})
+        encoder, rows = load_fast_encoder(folder, 64), pa.record_batch({"messages": [json.dumps(TALK)]})
         ((ids, mask),) = zip(
             *(
                 SupervisedFineTuning().features(encoder, rows).rows[name].to_pylist()
@@ -146,7 +146,7 @@ def test_rows_whose_answer_begins_within_a_token_are_counted(tmp_path: Path) -> 
     assert [(one["where"], one["level"], one["message"][:19]) for one in problems] == [
         (split, "warning", "in 1 of 2 rows, one") for split in ("train", "validation")
     ]
-    encoder, content = load_encoder(folder, 64), [json.dumps(text) for text in texts["prompt"]]
+    encoder, content = load_fast_encoder(folder, 64), [json.dumps(text) for text in texts["prompt"]]
     answers = [json.dumps(text) for text in texts["completion"]]
     pairs = pa.record_batch({"prompt": content, "chosen": answers, "rejected": answers})
     assert Preference().features(encoder, pairs).remarks["joined"] == 1

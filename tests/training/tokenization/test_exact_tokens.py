@@ -18,7 +18,7 @@ from training.models.repository_files import uses_tokenizer_json
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
 from training.tokenization import token_files, transformers_encoder
-from training.tokenization.encoder import load_encoder
+from training.tokenization.encoder import load_fast_encoder
 from training.tokenization.token_files import write_tokens
 
 
@@ -84,7 +84,7 @@ def check_ids(repository: Path, data: Path, pairs: bool, out: Path) -> None:
     whole = [len(ids) for ids in reference(*texts, verbose=False)["input_ids"]]
     for max_length in (12, 40, 1000):
         if uses_tokenizer_json(tokenizer, model):
-            encoder = load_encoder(tokenizer, max_length)
+            encoder = load_fast_encoder(tokenizer, max_length)
         else:
             encoder = transformers_encoder.load_encoder(tokenizer, model, max_length)
         write_tokens(
@@ -146,7 +146,7 @@ def test_special_tokens_may_be_objects_as_in_older_files(tmp_path: Path) -> None
     as_texts = {"unk_token": "[UNK]", "eos_token": "[SEP]", "mask_token": "[LATE]"}
     as_objects = {name: {"__type": "AddedToken", "content": token} for name, token in as_texts.items()}
     encoders = [
-        load_encoder(save_repository(tmp_path / name, "bert", vocabularies.word_pieces(), settings), 16)
+        load_fast_encoder(save_repository(tmp_path / name, "bert", vocabularies.word_pieces(), settings), 16)
         for name, settings in (("texts", as_texts), ("objects", as_objects))
     ]
     assert [(one.eos, one.unk) for one in encoders] == [(3, 1)] * 2

@@ -143,7 +143,9 @@ def tokenizer(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def features(tokenizer: Path, talk: Talk, tools: Any) -> tuple[list[int], list[int]]:
     rows = {"messages": [json.dumps(talk)], "tools": pa.array([json.dumps(tools) if tools else None], pa.string())}
     made = (
-        SupervisedFineTuning().features(encoder.load_encoder(tokenizer, 100_000), pa.RecordBatch.from_pydict(rows)).rows
+        SupervisedFineTuning()
+        .features(encoder.load_fast_encoder(tokenizer, 100_000), pa.RecordBatch.from_pydict(rows))
+        .rows
     )
     return made["input_ids"].to_pylist()[0], made["of_answer"].to_pylist()[0]
 
@@ -186,9 +188,9 @@ def test_pairs_with_tools_have_the_tokens_of_transformers_and_learn_the_answer_a
         rows = pa.RecordBatch.from_pydict({column: [json.dumps(value)] for column, value in row.items()})
         if not all(WRITES[name]([*prompt, one], tools) for one in (chosen, rejected)):
             with pytest.raises(RefusedRows):
-                Preference().features(encoder.load_encoder(tokenizer, 100_000), rows)
+                Preference().features(encoder.load_fast_encoder(tokenizer, 100_000), rows)
             continue
-        (found,) = Preference().features(encoder.load_encoder(tokenizer, 100_000), rows).rows.to_pylist()
+        (found,) = Preference().features(encoder.load_fast_encoder(tokenizer, 100_000), rows).rows.to_pylist()
         stop, start = found["chosen_length"], 0
         for end, message in ((stop, chosen), (len(found["input_ids"]), rejected)):
             ids, of_answer = found["input_ids"][start:end], found["of_answer"][start:end]
@@ -205,7 +207,7 @@ def test_pairs_with_tools_have_the_tokens_of_transformers_and_learn_the_answer_a
 
 
 def test_calls_that_a_template_writes_are_read_back(name: str, tokenizer: Path) -> None:
-    assert find_unreadable_call(ChatTemplate(*encoder.load_encoder(tokenizer, 99).chat or ("", {}))) is None
+    assert find_unreadable_call(ChatTemplate(*encoder.load_fast_encoder(tokenizer, 99).chat or ("", {}))) is None
     for talk, tools in TALKS:
         for message in talk if tools and WRITES[name](talk, tools) else ():
             if calls := message.get("tool_calls"):

@@ -21,7 +21,7 @@ from training.task_types.preference import Preference
 from training.task_types.seq2seq import Seq2Seq
 from training.task_types.sequence_classification import SequenceClassification
 from training.task_types.sft import SupervisedFineTuning
-from training.tokenization.encoder import FastEncoder, load_encoder
+from training.tokenization.encoder import FastEncoder, load_fast_encoder
 from training.tokenization.special_tokens import find_spelt
 from training.tokenization.token_files import tokenize
 
@@ -58,14 +58,14 @@ def test_special_tokens_are_found_in_pairs_lists_and_structures_and_not_where_th
     for split, tokens in ((False, True), (True, False)):
         settings = json.dumps({**CHAT, "split_special_tokens": split})
         (tmp_path / "chat/tokenizer_config.json").write_text(settings)
-        assert bool(load_encoder(tmp_path / "chat", 32).special_texts) == tokens
+        assert bool(load_fast_encoder(tmp_path / "chat", 32).special_texts) == tokens
 
 
 def save_chat(folder: Path) -> FastEncoder:
     folder.mkdir()
     chat().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(CHAT))
-    return load_encoder(folder, 200)
+    return load_fast_encoder(folder, 200)
 
 
 def test_special_tokens_in_messages_are_text_in_training_and_in_prediction_alike(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_rows_of_which_most_tokens_are_unknown_are_named_however_few_they_are(tm
 def test_the_unknown_token_is_known_without_its_name_in_the_settings(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer")
     (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
-    encoder = load_encoder(folder, 64)
+    encoder = load_fast_encoder(folder, 64)
     assert encoder.unk is not None and encoder.unk in encoder.encode(["αβγ"], None).ids
 
 

@@ -54,7 +54,7 @@ def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
     return None if longest is None else (longest, key.removeprefix(f"{longest}="))
 
 
-def unfitting_minimum(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
+def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
     """Returns why a minimum does not fit a slice's group (None: every group), given the groups in the split; None if it
     fits."""
     existing = list(groups)

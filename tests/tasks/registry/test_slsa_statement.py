@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.registry.lineage import RECIPE_WITHOUT_DEFAULTS
-from tasks.registry.provenance import BUILD_TYPE, build_provenance, require_signed_record
+from tasks.registry.slsa_statement import BUILD_TYPE, build_provenance, require_signed_record
 from training.problems import UserError
 
 RECORD: dict[str, Any] = {
