@@ -297,6 +297,16 @@ def row_checks() -> str:
     return table(("check", "level", "finds", "its rows, if not `error`"), rows)
 
 
+def checks_of_task_types() -> str:
+    """The checks that task types add."""
+    rows = (
+        (f"`{name}`", f"`{check}`", level)
+        for name in TASK_TYPES
+        for check, level in task_types.class_of(name).checks.items()
+    )
+    return table(("task type", "check", "level"), rows)
+
+
 def stages() -> str:
     """The stages in order: work, kind of output, inputs."""
     by_name = {one.name: one for one in vars(pipeline).values() if isinstance(one, Stage)}
@@ -326,6 +336,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "optimizers": optimizers,
     "strategies": strategies,
     "row-checks": row_checks,
+    "checks-of-task-types": checks_of_task_types,
     "stages": stages,
 }
 

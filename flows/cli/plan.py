@@ -164,7 +164,7 @@ def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
     pending = any(row.name in ("compare", "gate") and row.state in PENDING for row in planner.rows)
     if not isinstance(data, Artifact) or not pending or recipe.release.registry is None:
         return []
-    if recipe.judged_split not in data.result.rows:  # an artifact of an earlier version has no such split
+    if recipe.judged_split not in data.result.rows:  # an artifact of an earlier version of this project
         return []
     judged = JudgedEntries.of(recipe, data.path)
     return list(find_obstacles(recipe, judged.number, expect_comparison(recipe, data), judged.groups))

@@ -61,7 +61,7 @@ def add_power_arguments(parser: argparse.ArgumentParser) -> None:
         "--gain", metavar="D", type=_share, action="append", help="a gain in accuracy, such as 0.02; repeatable"
     )
     add_task_argument(parser)
-    parser.add_argument(OPTION, action="store_true", help=OPTION_HELP)
+    parser.add_argument(OPTION, action="store_true", help=f"with the name of a model: {OPTION_HELP}")
     add_json_argument(parser, "the figures")
 
 

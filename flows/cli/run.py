@@ -26,7 +26,6 @@ from tasks.cache.planner import Planner
 from tasks.cache.results import Verdict
 from tasks.jobs import fork_client
 from tasks.jobs.engines.local import early_launches
-from tasks.prefect.deployments import FLOWS
 from tasks.registry import untrusted_code
 from tasks.reports.model_reports import OUT_OF_FOLD
 from tasks.reports.stage_summaries import STAGES, entry_of
@@ -35,7 +34,7 @@ from tasks.shared_store.bucket_remote import open_remote
 from tasks.stages.register import format_example_arguments
 from tasks.tracking.connection import MlflowFailed
 from training.problems import UserError
-from training.recipe import SWEEP_ENTRYPOINT, Recipe, parse, parse_set
+from training.recipe import Recipe, parse, parse_set
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +168,7 @@ def resume(arguments: argparse.Namespace) -> int:
     Completed stages stay cached, training continues from its newest checkpoint in the same MLflow run, and names of
     data and models stay pinned to their versions at the start of the run.
     """
-    from tasks.prefect.flow_runs import find, flow_name, schedule
+    from tasks.prefect.flow_runs import can_resume, find, flow_name, schedule
 
     url = ensure_prefect_server()
     run = find(arguments.run)
@@ -178,7 +177,7 @@ def resume(arguments: argparse.Namespace) -> int:
         page = f"{url.removesuffix('/api')}/runs/flow-run/{run.id}"
         print(f"{run.name} ({run.id}): a worker continues it. {page}")
         return COMPLETED
-    if run.parent_task_run_id is not None or flow_name(run) == FLOWS[SWEEP_ENTRYPOINT]:
+    if not can_resume(run, flow_name(run)):
         raise UserError.of(
             "option", "RUN", f"{run.id} is a sweep, or a part of one: the same `finetune sweep` continues it."
         )

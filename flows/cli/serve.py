@@ -23,7 +23,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=("transformers", "vllm"), default="transformers", help="what computes; vllm: for GPUs"
     )
     parser.add_argument(
-        "--vllm", metavar="ARGUMENTS", default="", help="further arguments of `vllm serve`, in one word"
+        "--vllm", metavar="ARGUMENTS", default="", help="further arguments of `vllm serve`, in one quoted text"
     )
     parser.add_argument(
         "--format",

@@ -260,7 +260,7 @@ def artifact_body(
             with store.filling(stage.name, work.key) as aside:
                 work.out = aside
                 result = prepared.run(work)
-                ref = store.publish(aside, stage.name, work.key, flat, result)
+                artifact = store.publish(aside, stage.name, work.key, flat, result)
         except Paused as paused:
             remote.release(stage.name, work.key)
             return Cancelled(name=PAUSED, message=str(paused))
@@ -269,7 +269,7 @@ def artifact_body(
             raise
         # The job is kept until then, so that a killed run can resume it.
         shutil.rmtree(work.job, ignore_errors=True)
-        return ref
+        return artifact
 
     body.__name__ = stage.name
     body.__doc__ = stage.description

@@ -105,10 +105,10 @@ class Planner:
             return self._last_result(stage, key), PlannedStage(stage.name, "cached", key)
         if without_number(stage.name) in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", key, ("forced",))
-        ref, reasons = self._find(stage, key, flat, names)
-        if ref is None:
+        artifact, reasons = self._find(stage, key, flat, names)
+        if artifact is None:
             return self._expect(stage), PlannedStage(stage.name, "will run", key, reasons)
-        return ref, PlannedStage(stage.name, "cached", key)
+        return artifact, PlannedStage(stage.name, "cached", key)
 
     def _look_ahead(self, stage: Stage[Any], arguments: tuple[Any, ...], perhaps: bool) -> tuple[Any, PlannedStage]:
         """A stage after one that has to run. `perhaps`: all such stages may have the same output as last time."""
@@ -134,31 +134,31 @@ class Planner:
             return (Repeatable(), may_run) if same else (UNKNOWN, row)
         if without_number(stage.name) in self._force:
             return UNKNOWN, PlannedStage(stage.name, "will run", None, ("forced",))
-        ref, reasons = self._find(stage, key, flat, names)
-        if ref is None:
+        artifact, reasons = self._find(stage, key, flat, names)
+        if artifact is None:
             return self._expect(stage), PlannedStage(stage.name, "will run", None, reasons)
-        return Repeatable(ref), may_run
+        return Repeatable(artifact), may_run
 
     def _find(
         self, stage: Stage[Any], key: str, flat: dict[str, Any], names: dict[str, str]
     ) -> tuple[Artifact | None, tuple[str, ...]]:
         """The artifact, or None and the reasons why it is missing."""
         try:
-            ref = store.find(stage.name, key)
+            artifact = store.find(stage.name, key)
         except store.Damaged as damage:
             return None, (f"damaged: {damage}",)
-        if ref is None:
-            ref = self._remote.find(stage.name, key, self._fetch_progress(stage.name))
-        if ref is None:
+        if artifact is None:
+            artifact = self._remote.find(stage.name, key, self._fetch_progress(stage.name))
+        if artifact is None:
             return None, self._explain_missing(stage, key, flat, names)
-        return stage.open(ref), ()
+        return stage.open(artifact), ()
 
     def _expect(self, stage: Stage[Any]) -> Unknown:
         """The expected result of a stage that will run: its last one if changed inputs often give the same output."""
         last = self._history.last_key(stage.name) if stage.may_repeat else None
         try:
-            ref = store.find(stage.name, last) if last else None
-            return Repeatable(stage.open(ref)) if ref else UNKNOWN
+            artifact = store.find(stage.name, last) if last else None
+            return Repeatable(stage.open(artifact)) if artifact else UNKNOWN
         except (store.Damaged, ValidationError):  # damaged, or another version of this project made it
             return UNKNOWN
 

@@ -54,7 +54,7 @@ def find(stage: str, key: str) -> Artifact | None:
     place = folder(stage, key)
     if not place.is_dir():
         return None
-    ref, files = checked_manifest(_read_json(place / MANIFEST), stage, key, str(place / MANIFEST))
+    artifact, files = checked_manifest(_read_json(place / MANIFEST), stage, key, str(place / MANIFEST))
     listed = {entry["path"]: entry for entry in files}
     present = {path.relative_to(place).as_posix() for path in _files(place)}
     if odd := sorted(present ^ set(listed)):
@@ -65,7 +65,7 @@ def find(stage: str, key: str) -> Artifact | None:
     for path, digest in zip(listed, Digests(home()).of_many([place / p for p in listed]), strict=True):
         if digest != listed[path]["sha256"]:
             raise Damaged(f"{place / path} has changed")
-    return ref
+    return artifact
 
 
 def checked_manifest(
@@ -74,12 +74,12 @@ def checked_manifest(
     """The artifact and the files of a manifest. Raises Damaged, with its place, if it has changed or is another's."""
     if manifest.keys() != {"ref", "files", "digest"} or manifest["digest"] != _digest_of_manifest(manifest):
         raise Damaged(f"{place} has changed")
-    ref = Artifact.model_validate(manifest["ref"])
-    if (ref.stage, ref.key) != (stage, key):
-        raise Damaged(f"{place} is of {ref.stage} {ref.key}")
-    if (ref.digest, ref.parts) != _digest_content(manifest["files"]):
+    artifact = Artifact.model_validate(manifest["ref"])
+    if (artifact.stage, artifact.key) != (stage, key):
+        raise Damaged(f"{place} is of {artifact.stage} {artifact.key}")
+    if (artifact.digest, artifact.parts) != _digest_content(manifest["files"]):
         raise Damaged(f"{place} names other digests than those of its files")
-    return ref, manifest["files"]
+    return artifact, manifest["files"]
 
 
 @contextlib.contextmanager
@@ -117,10 +117,10 @@ def publish(aside: Path, stage: str, key: str, inputs: Mapping[str, Any], result
         for path, digest in zip(paths, digests, strict=True)
     ]
     digest, parts = _digest_content(files)
-    ref = Artifact(stage=stage, key=key, digest=digest, parts=parts, result=result)
-    manifest = {"ref": ref.model_dump(), "files": files}
+    artifact = Artifact(stage=stage, key=key, digest=digest, parts=parts, result=result)
+    manifest = {"ref": artifact.model_dump(), "files": files}
     complete(aside, stage, key, to_json({**manifest, "digest": _digest_of_manifest(manifest)}))
-    return ref
+    return artifact
 
 
 def _digest_content(files: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, str]]:

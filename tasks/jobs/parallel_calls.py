@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 class ParallelCalls(Generic[Item, Result]):
     """Runs a function for several items at once, each in a thread with a copy of this context. A block that ends with
-    an error interrupts all of them: their jobs may save a checkpoint first.
+    an error interrupts all of them, and waits for at most `STOP_WITHIN_S`: their jobs may save a checkpoint first.
 
     Args:
         count: the most items at once.
@@ -59,7 +59,7 @@ class ParallelCalls(Generic[Item, Result]):
         return len(self._running)
 
     def start(self, item: Item) -> None:
-        """Starts the function for an item. One must be free."""
+        """Starts the function for an item. Raises IndexError if none is `free`."""
         share = self._shares.pop(0)
         context = contextvars.copy_context()
         thread = threading.Thread(target=lambda: context.run(self._run, thread, share, item), daemon=True)

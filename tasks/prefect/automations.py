@@ -44,7 +44,8 @@ VERDICT_BODY = """{{ event.payload.reason }}
 FAILURE_SUBJECT = "{{ flow_run.name }}: {{ flow_run.state.name|lower }}"
 FAILURE_BODY = """{{ flow_run.state.message }}
 Run: UI_URL/runs/flow-run/{{ flow_run.id }}
-{%- if flow.name in ["finetune", "retrain"] or flow_run.deployment_id and flow.name in ["sweep", "batch-predict"] %}
+{%- if flow.name in ["finetune", "retrain"] and not flow_run.parent_task_run_id
+    or flow.name in ["finetune", "retrain", "sweep", "batch-predict"] and flow_run.deployment_id %}
 Continue it: finetune resume {{ flow_run.id }}{% endif %}"""
 
 
@@ -103,7 +104,7 @@ def create_crash_automation(client: SyncPrefectClient) -> None:
     )
     message = (
         f"No heartbeat for {SILENT_S:g} s: its worker or its machine died. Continue it with `finetune resume`, or "
-        "start it again if it has no training."
+        "start it again by its command if that refuses it."
     )
     crash = ChangeFlowRunState(state=StateType.CRASHED, name="Crashed", message=message, force=False)
     description = "Runs whose worker or machine died are crashed, so that they can be retried."

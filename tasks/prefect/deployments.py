@@ -304,8 +304,11 @@ def deployment_schema() -> dict[str, Any]:
         },
     }
     trained = [entrypoint for entrypoint in FLOWS if entrypoint not in (BATCH_PREDICT, *MODEL_FLOWS)]
-    subjects = {"recipe": trained, "prediction": [BATCH_PREDICT], "model": [*MODEL_FLOWS]}
-    entry |= {"allOf": [_requires(parameter, flows, subjects) for parameter, flows in subjects.items()]}
+    trains = {"required": ["recipe"], "properties": {"prediction": False, "model": False, "inputs": False}}
+    predicts = _only({"prediction"}, PREDICTION_PARAMETERS)
+    looks = {flow: _only(required, required | optional) for flow, (required, optional) in MODEL_FLOWS.items()}
+    of_flows = [(trained, trains), ([BATCH_PREDICT], predicts), *(([flow], one) for flow, one in looks.items())]
+    entry |= {"allOf": [_if_flow(entrypoints, parameters) for entrypoints, parameters in of_flows]}
     entry |= {"required": ["name", "entrypoint", "parameters"], "additionalProperties": False}
     schema["properties"]["definitions"] = {"type": "object", "properties": {"recipe": shared}, "description": _ANCHORS}
     return {
@@ -318,13 +321,15 @@ def deployment_schema() -> dict[str, Any]:
     }
 
 
-def _requires(parameter: str, entrypoints: Sequence[str], all_parameters: Iterable[str]) -> dict[str, Any]:
-    """The entries of these flows have this parameter, and none of the others."""
-    others = {other: False for other in all_parameters if other != parameter}
-    return {
-        "if": {"properties": {"entrypoint": {"enum": [*entrypoints]}}},
-        "then": {"properties": {"parameters": {"required": [parameter], "properties": others}}},
-    }
+def _only(required: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
+    """The schema of parameters with these names."""
+    return {"required": sorted(required), "propertyNames": {"enum": sorted(names)}}
+
+
+def _if_flow(entrypoints: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of entries whose parameters are those of their flow, if it is one of these."""
+    of_flow = {"required": ["entrypoint"], "properties": {"entrypoint": {"enum": [*entrypoints]}}}
+    return {"if": of_flow, "then": {"properties": {"parameters": parameters}}}
 
 
 def _recipe_schema() -> dict[str, Any]:

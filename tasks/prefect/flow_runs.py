@@ -98,7 +98,7 @@ def report_killed(silent_s: float = 0.0) -> None:
                 final = StateType.CANCELLED if run.state.is_cancelling() else StateType.CRASHED
                 message = "It was killed, perhaps with its worker or its machine."
                 with contextlib.suppress(Exception):  # after an error, the next runs are still reported
-                    if _can_resume(run, client.read_flow(run.flow_id).name):
+                    if can_resume(run, client.read_flow(run.flow_id).name):
                         message += " Continue it with `finetune resume`."
                     client.set_flow_run_state(run.id, State(type=final, message=message), force=True)
 
@@ -156,11 +156,12 @@ def _is_command(run: FlowRun) -> bool:
     return run.deployment_id is None and bool({"prediction", "model"} & run.parameters.keys())
 
 
-def _can_resume(run: FlowRun, flow: str) -> bool:
-    """Whether `finetune resume` continues the run, which is of this flow. A sweep that a command started is continued
-    by the same command."""
-    is_sweep_of_command = flow == FLOWS[SWEEP_ENTRYPOINT] and run.deployment_id is None
-    return flow in RESUMABLE and not _is_command(run) and not is_sweep_of_command
+def can_resume(run: FlowRun, flow: str) -> bool:
+    """Whether `finetune resume` continues the run, which is of this flow: any of a deployment, and a training that a
+    command started. A sweep and its parts are continued by the same command."""
+    if flow not in RESUMABLE or run.deployment_id is not None:
+        return flow in RESUMABLE
+    return not _is_command(run) and run.parent_task_run_id is None and flow != FLOWS[SWEEP_ENTRYPOINT]
 
 
 def page_url(run: str) -> str | None:

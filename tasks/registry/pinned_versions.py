@@ -112,10 +112,10 @@ def find_base(recipe: Recipe) -> PinnedVersion:
     MlflowFailed."""
     where = "model.path"
     version = _find_named(str(recipe.model.path), where)
-    champion = _describe(version, recipe.task)
+    pinned = _describe(version, recipe.task)
     if MODEL_TAG not in version.tags:
-        _require_whole_model(champion, where)
-    return champion
+        _require_whole_model(pinned, where)
+    return pinned
 
 
 def find_retriever(recipe: Recipe) -> VersionOfTask:

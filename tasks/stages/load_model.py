@@ -54,7 +54,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
     The registered version's content; else the commit, the files' content, or the configuration, the seed and the rows
     that the tokenizer is trained on. Only for a model from scratch, `data` is given.
     """
-    model, hub, champion = recipe.model, lock.model_hub, lock.start
+    model, hub, start = recipe.model, lock.model_hub, lock.start
     names = {f"files.{name}": pin.path for name, pin in lock.model_files.items()}
     files = {"files": {name: pin.sha256 for name, pin in lock.model_files.items()}}
     wanted = source_columns(recipe)
@@ -84,7 +84,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
             libraries=("tokenizers", "transformers", "torch", "safetensors"),
             field_names=names | {"config": "model.config", "seed": "model.seed"},
         )
-    if champion is not None:
+    if start is not None:
         named = "the champion" if lock.started_from else model.path
         names["upstream.champion"] = f"the model of {named} that training starts from"
     names["commit"] = f"{model.path} at {model.revision or 'main'}"
@@ -93,7 +93,7 @@ def load_model(recipe: Recipe, lock: Lock, data: Artifact | None) -> StageJob:
         CopyModelSettings(
             path=str(model.path) if hub else None, commit=hub.commit if hub else None, lock=lock, recipe=recipe
         ),
-        reads=files_of_version(champion, lock.start_field) if champion is not None else {},
+        reads=files_of_version(start, lock.start_field) if start is not None else {},
         content=files,
         outside=_ONLY_CHECKS,
         field_names=names,

@@ -91,7 +91,7 @@ def measure(subject: Subject) -> list[Row]:
     model = _make_model(subject, folder)
     compared = {words: _take_turns(subject, model, folder / f"{words}-words", words) for words in (WORDS, SHORT_WORDS)}
     home, turns = folder / f"{WORDS}-words" / "home-0", compared[WORDS]
-    longer = _write(folder / "longer.parquet", _make_documents(subject, many + 1, WORDS))
+    longer = _write(folder / f"{WORDS}-words" / "many.parquet", _make_documents(subject, many + 1, WORDS))
     again = _predict(home, longer, home / "many")
     small, large = max(turn.few.peak_mib for turn in turns), max(turn.many.peak_mib for turn in turns)
     memory = f"highest peak of all processes: {small:.0f} MiB for {few:,} documents, {large:.0f} MiB for {many:,}"
@@ -136,7 +136,7 @@ def _compare_rates(what: str, rows: int, words: int, turns: Sequence[Turn]) -> l
     processor = median(turn.raw.processor_s / turn.processor_s for turn in turns)
     return [
         Row(f"{what} / raw forward pass", median(ratios), how, least=0.9),
-        Row("the same in processor time", processor, "the command's other work counts against it"),
+        Row(f"{what} / raw, in processor time", processor, "the command's other work counts against it"),
     ]
 
 

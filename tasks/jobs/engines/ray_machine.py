@@ -232,10 +232,10 @@ class Machine:
         self._work.listeners = (_Reports(self._reports),)
 
     def _find(self, one: Input) -> Path:
-        ref = store.find(one.stage, one.key)
-        if ref is None:
+        artifact = store.find(one.stage, one.key)
+        if artifact is None:
             raise LookupError(f"{one.stage} {one.key} is not on {socket.gethostname()}")
-        return ref.path / one.path
+        return artifact.path / one.path
 
     def _watch(self, raylet: int) -> None:
         while os.getppid() == raylet and time.monotonic() - self._heard < SILENCE_S:

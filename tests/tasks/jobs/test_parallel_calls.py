@@ -18,7 +18,7 @@ from tasks.locks import FlockManager, cancelled
 from training.jobs.protocol import EVENTS, Job, read_events
 
 
-def test_no_more_items_run_at_once_than_there_are_slots_and_each_has_gpus_of_its_own(
+def test_no_more_items_run_at_once_than_the_count_and_each_has_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parallel_calls, "visible_gpus", lambda: ["0", "1", "2", "3"])
@@ -84,9 +84,10 @@ def test_an_item_that_waits_for_the_lock_of_another_run_is_stopped_with_the_othe
         FlockManager(tmp_path, cancellable=True).acquire_lock("fit/k", str(number))
 
     at_once: ParallelCalls[int, None] = ParallelCalls(2, call)
-    at_once.start(1)
-    began = time.monotonic()
-    at_once.stop()
+    with pytest.raises(RuntimeError, match="an error of the block"), at_once:
+        at_once.start(1)
+        began = time.monotonic()
+        raise RuntimeError("an error of the block")
     assert time.monotonic() - began < 10
     with pytest.raises(KeyboardInterrupt):
         list(at_once.wait())
@@ -96,9 +97,10 @@ def test_an_item_that_hangs_does_not_keep_the_others_from_ending(monkeypatch: py
     monkeypatch.setattr(parallel_calls, "STOP_WITHIN_S", 0.2)
     released = threading.Event()
     at_once: ParallelCalls[int, bool] = ParallelCalls(2, lambda item: released.wait(60))
-    at_once.start(1)
-    at_once.start(2)
-    began = time.monotonic()
-    at_once.stop()
+    with pytest.raises(RuntimeError, match="an error of the block"), at_once:
+        at_once.start(1)
+        at_once.start(2)
+        began = time.monotonic()
+        raise RuntimeError("an error of the block")
     assert time.monotonic() - began < 10
     released.set()

@@ -68,7 +68,10 @@ def test_a_deployment_may_set_every_parameter_of_a_flow_that_looks_at_a_model(tm
     given = {each.name: example[each.name] for each in parameters}
     file = write(tmp_path, given, entrypoint=entrypoint)
     read_deployments([file])
-    jsonschema.validate(yaml.safe_load(file.read_text()), json.loads(json.dumps(deployment_schema())))
+    schema = jsonschema.Draft202012Validator(json.loads(json.dumps(deployment_schema())))
+    schema.validate(yaml.safe_load(file.read_text()))
+    for mistake in ({"model": "small"}, given | {"overrides": {}}):
+        assert not schema.is_valid(yaml.safe_load(write(tmp_path, mistake, entrypoint=entrypoint).read_text()))
 
 
 def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort
@@ -92,14 +92,24 @@ def test_a_server_that_died_with_its_runs_gets_their_ends_and_no_others(prefect_
 
 
 @pytest.mark.parametrize(
-    ("name", "resumable"),
-    [("finetune", True), ("retrain", True), ("sweep", False), ("trial", False), ("labels", False)],
+    ("name", "within", "resumable"),
+    [
+        ("finetune", False, True),
+        ("retrain", False, True),
+        ("finetune", True, False),  # the release of a sweep's best trial
+        ("sweep", False, False),
+        ("trial", True, False),
+        ("labels", False, False),
+    ],
 )
 def test_resume_is_advised_for_killed_runs_of_commands_that_it_continues(
-    prefect_server: None, home: Path, name: str, resumable: bool
+    prefect_server: None, home: Path, name: str, within: bool, resumable: bool
 ) -> None:
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run(flow(name=name)(lambda: None), state=Running())
+        sweep = client.create_flow_run(flow(name="sweep")(lambda: None), state=Running())
+        parent = client.create_task_run(task(lambda: None), sweep.id, dynamic_key="0").id if within else None
+        called = flow(name=name)(lambda: None)
+        run = client.create_flow_run(called, state=Running(), parent_task_run_id=parent)
         Outbox(str(run.id))
         report_killed()
         state = client.read_flow_run(run.id).state

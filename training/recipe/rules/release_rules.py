@@ -206,7 +206,7 @@ def _gate_figures(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
                 yield where, f"{limit:g} is out of range: it must be at most {known_metric.most:g}."
 
 
-def _group_minimums(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+def _group_floors(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     figures, slices = figures_of(written), written["evaluation.slices"]
     for key, limits in written["release.gate.floors"].items():
         place, slice_and_group = f"release.gate.floors.{key}", slice_of(key, slices)
@@ -363,7 +363,7 @@ RELEASE_RULES: tuple[Rule, ...] = (
     slices_of_any_rows,
     _gate_split,
     _gate_figures,
-    _group_minimums,
+    _group_floors,
     _gate_comparison,
     _right_or_wrong,
     _answers,

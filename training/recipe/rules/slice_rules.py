@@ -14,8 +14,8 @@ LABEL, LENGTH = "label", "length_bucket"
 BUILT_IN_SLICES = (LABEL, LENGTH)
 """The slices of every dataset; a column with one of these names cannot be a slice."""
 FEWEST_ROWS = 10
-"""A group with fewer rows has no confidence intervals, and the minimum of every group does not apply to it. Rows count
-here also if data.split names groups: a minimum is compared with the figure itself."""
+"""A group with fewer rows has no confidence intervals, and the floor of every group does not apply to it. Rows count
+here also if data.split names groups: a floor is compared with the figure itself."""
 MOST_GROUPS = 50
 """The largest groups of a slice that are shown. Minimums apply to all groups."""
 _LISTED_COLUMNS = 10  # that were not kept, with the reason
@@ -33,17 +33,17 @@ def with_usual_slice(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "evaluation": {**evaluation, "slices": [DATASET]}}
 
 
-def named_groups(minimums: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the single groups that minimums name, by slice: fiction of `genre` for `genre=fiction`."""
+def named_groups(floors: Iterable[str], slices: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the single groups that floors name, by slice: fiction of `genre` for `genre=fiction`."""
     groups: dict[str, list[str]] = {}
-    for key in minimums:
+    for key in floors:
         if (slice_and_group := slice_of(key, slices)) and slice_and_group[1] is not None:
             groups.setdefault(slice_and_group[0], []).append(slice_and_group[1])
     return groups
 
 
 def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
-    """Returns the slice of a group's minimum, and its group (None: every group); None if no slice matches.
+    """Returns the slice of a group's floor, and its group (None: every group); None if no slice matches.
 
     `genre=fiction` is the group fiction of genre, unless `genre=fiction` is itself a slice.
     """
@@ -55,7 +55,7 @@ def slice_of(key: str, slices: Sequence[str]) -> tuple[str, str | None] | None:
 
 
 def unfitting_floor(name: str, group: str | None, groups: Iterable[str], split: str) -> str | None:
-    """Returns why a minimum does not fit a slice's group (None: every group), given the groups in the split; None if it
+    """Returns why a floor does not fit a slice's group (None: every group), given the groups in the split; None if it
     fits."""
     existing = list(groups)
     if not existing:
