@@ -486,7 +486,7 @@ def test_options_that_another_engine_would_ignore_are_refused(
         ),
         (
             "onnx",
-            "'onnx' is for programs of your own, by the file of `finetune export helper@next onnx`: choose from gguf,",
+            "'onnx' is for programs of your own, by the file of `finetune export helper@next onnx --out FOLDER`:",
         ),
         ("guff", "'guff' is no format of exports that is served: choose from gguf, gguf-f16, "),
     ],
