@@ -1,4 +1,5 @@
-"""Registered versions that a run uses, pinned to a number and a digest: the champion, and those that a recipe names."""
+"""The registered versions that a run uses: the champion, and those that its recipe names. Each is pinned by its number
+and the digest of its model."""
 
 from __future__ import annotations
 

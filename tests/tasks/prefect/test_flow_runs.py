@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 import uuid
 from pathlib import Path
@@ -24,6 +26,7 @@ from prefect.states import Cancelling, Completed, Crashed, Running, State
 
 from tasks import servers
 from tasks.prefect import events, flow_runs
+from tasks.prefect.automations import FAILURE_BODY
 from tasks.prefect.events import without_prefect_heartbeats
 from tasks.prefect.flow_runs import RESUMABLE, find, report_killed
 from tasks.tracking.outbox import Outbox, running
@@ -185,6 +188,8 @@ def test_a_flow_called_by_a_command_does_not_wait_for_heartbeats_of_prefect_s_ow
 
 def test_reports_on_registered_models_are_started_again_and_not_resumed() -> None:
     assert sorted(RESUMABLE) == ["batch-predict", "finetune", "retrain", "sweep"]
+    *_, of_deployments = re.findall(r"flow\.name in \[(.+?)\]", FAILURE_BODY)  # the notification advises the same
+    assert sorted(RESUMABLE) == sorted(json.loads(f"[{of_deployments}]"))
 
 
 def left_running() -> FlowRun:
