@@ -25,7 +25,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -70,19 +70,59 @@ def write(
     be the same to resume exactly: `Task.environment()`.
     Raises OSError if `final` exists, UserError if the disk is full; after any error, `final` does not appear.
     """
-    staging = staging_folder(final)
-    staging.mkdir(parents=True)
-    try:
+    with stage(final) as staging:
         yield staging
+    complete(final, needs, environment)
+
+
+@contextmanager
+def stage(final: Path) -> Iterator[Path]:
+    """Yields the empty staging folder for the files of a checkpoint, which `complete` makes `final`."""
+    staging = staging_folder(final)
+    with _removed_on_error(staging):
+        staging.mkdir(parents=True)
+        yield staging
+
+
+def complete(final: Path, needs: Sequence[str], environment: Mapping[str, Any]) -> None:
+    """Syncs the files of the staging folder to the disk, writes their manifest, and renames the folder to `final`. The
+    arguments and errors are those of `write`."""
+    staging = staging_folder(final)
+    with _removed_on_error(staging):
         _write_manifest(staging, needs, environment)
         os.rename(staging, final)
+    fsync(final.parent)
+
+
+@contextmanager
+def _removed_on_error(staging: Path) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
-        full = full_disk(final.parent, error)
+        full = full_disk(staging.parent, error)
         shutil.rmtree(staging, ignore_errors=True)
         if full:
             raise full from error
         raise
-    fsync(final.parent)
+
+
+class Background:
+    """One call at a time in a thread, beside the training."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._call: Future[None] | None = None
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Starts the call, after the one before has ended."""
+        self.wait()
+        self._call = self._thread.submit(call)
+
+    def wait(self) -> None:
+        """Waits until the call has ended. Raises its error, once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.result()
 
 
 def staging_folder(final: Path) -> Path:

@@ -8,9 +8,9 @@ An engine is a function `train(task) -> Trained`. Every process calls it once, w
 2. It trains `task.model` on `task.train` by `task.training`, the recipe's section of that name. Settings that it does
    not read have no effect.
 3. It writes checkpoints with `checkpoints.write` into `task.checkpoints`, with `task.environment()`, so that a resume
-   in another environment is refused; with several processes, with `task.write_checkpoint`. Between steps it checks
-   `stop_requested()` on all ranks together (`ranks.any_rank`); if one has received a request, it writes a checkpoint
-   and raises Interrupted.
+   in another environment is refused; or with `task.write_checkpoint`, which is for several processes too and lets
+   training go on while the files are hashed and synced to the disk. Between steps it checks `stop_requested()` on all
+   ranks together (`ranks.any_rank`); if one has received a request, it writes a checkpoint and raises Interrupted.
 4. It leaves the weights to export in `task.model`, or if each process has only a share of them, in `Trained.weights`
    of rank 0.
 
@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from training import distributed
 from training.batching.batches import LengthGroupedBatches, TokenRows, steps_per_epoch
 from training.distributed import machine_files, ranks
 from training.engine import checkpoints, training_environment
+from training.engine.checkpoints import Background
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
 from training.jobs.user_code import CodeField, is_function_of
@@ -81,6 +82,7 @@ class Task:
     events: Events
     missing_weights: int = 0
     """Weights of the base model that its files lack, without those of the head."""
+    _background: Background = field(default_factory=Background, init=False, repr=False)
 
     def begin(self) -> Path | None:
         """The job's newest intact checkpoint; without one, the checkpoint that the recipe names, or None.
@@ -129,25 +131,43 @@ class Task:
 
     @contextmanager
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
-        """Yields the folder for a checkpoint's files; every rank calls it. Rank 0 completes and reports the checkpoint,
-        and removes older ones."""
+        """Yields the folder for a checkpoint's files; every rank calls it.
+
+        Rank 0 completes and reports the checkpoint, and removes older ones, in a thread while training goes on. An
+        error of that is raised by the next call, or by `await_checkpoint`.
+        """
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
-        staging = nullcontext(checkpoints.staging_folder(final))
-        with checkpoints.write(final, needs, self.environment()) if rank() == 0 else staging as folder:
+        self.await_checkpoint()
+        with checkpoints.stage(final) if rank() == 0 else nullcontext(checkpoints.staging_folder(final)) as folder:
             if rank() in machine_files.first_ranks(self.checkpoints):
                 folder.mkdir(exist_ok=True)
             ranks.barrier()  # the folder exists
             yield folder
             machine_files.collect(folder)
-        if rank() == 0:
+        if rank() > 0:
+            return
+        environment = self.environment()  # here, because a thread has another number of torch's threads
+        paused = time.monotonic() - began
+
+        def complete() -> None:
+            checkpoints.complete(final, needs, environment)
             checkpoints.rotate(final.parent)
-            self.events.write("checkpoint", step=step, seconds=round(time.monotonic() - began, 3))
+            seconds = time.monotonic() - began
+            self.events.write("checkpoint", step=step, seconds=round(seconds, 3), paused=round(paused, 3))
+
+        self._background.start(complete)
+
+    def await_checkpoint(self) -> None:
+        """Waits until the last checkpoint is complete. Raises the error that prevented it."""
+        self._background.wait()
 
     def share_checkpoint(self, checkpoint: Path, source: int = 0) -> None:
         """Gives each machine a copy of a checkpoint, and of those that it needs, from the machine of rank `source`.
 
         Every rank calls this before it reads a checkpoint.
         """
+        self.await_checkpoint()
+        ranks.barrier()  # rank 0 has completed it
         if len(machine_files.first_ranks(self.checkpoints)) == 1:
             return
         is_source = rank() == source

@@ -266,6 +266,9 @@ class Saved(TypedDict):
     time: float
     step: int
     seconds: float
+    """From its beginning until it is on the disk."""
+    paused: float
+    """The seconds of these in which training waited."""
 
 
 class OfProgram(TypedDict):

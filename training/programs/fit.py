@@ -56,7 +56,10 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> Fi
     train = training_task.load(task.training.engine)
     restore_garbage_collection()
     estimation.report_estimate(task, job_dir)
-    trained = train(task)
+    try:
+        trained = train(task)
+    finally:
+        task.await_checkpoint()
     export.require_more_steps(task, trained.steps)
     export.require_finite_weights(task, trained)
     chosen, training = settings.training.metric_for_best_model, settings.training

@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from training.engine import checkpoints
 from training.engine.training_task import Task
-from training.jobs.protocol import Events
+from training.jobs.protocol import Events, read_events
 from training.problems import UserError
 from training.recipe import ResolvedCompute, Training
 
@@ -35,6 +36,25 @@ def newest(folder: Path) -> tuple[str | None, list[str]]:
     return found.name if found else None, warnings
 
 
+def resolved(strategy: str) -> ResolvedCompute:
+    return ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 1, "mixed_precision": "no"})
+
+
+def task_in(job: Path, compute: ResolvedCompute | None = None, named: Path | None = None) -> Task:
+    """A task without a model and rows, which writes and reads checkpoints only."""
+    (job / "checkpoints").mkdir(parents=True)
+    return Task(
+        **dict.fromkeys(("model", "validation", "collate", "loss", "task_type", "metrics")),  # type: ignore[arg-type]
+        train=range(8),  # type: ignore[arg-type]
+        events=Events(job / "events.jsonl"),
+        training=Training(),
+        compute=compute or resolved("ddp"),
+        global_batch_size=1,
+        checkpoints=job / "checkpoints",
+        named_checkpoint=named,
+    )
+
+
 def test_checkpoint_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
     with checkpoints.write(tmp_path / "checkpoint-1") as aside:
         (aside / "file").write_text("half")
@@ -46,6 +66,41 @@ def test_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"), checkpoints.write(tmp_path / "checkpoint-1"):
         raise OSError("disk full")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_training_goes_on_while_a_checkpoint_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, released, synced = task_in(tmp_path), threading.Event(), checkpoints.fsync
+    monkeypatch.setattr(checkpoints, "fsync", lambda path: (released.wait(30), synced(path)))
+    with task.write_checkpoint(1, []) as folder:
+        (folder / "file").write_text("weights")
+    assert not (task.checkpoints / "checkpoint-1").exists()  # its disk has not answered yet, and training goes on
+    released.set()
+    with task.write_checkpoint(2, []) as folder:
+        assert checkpoints.find_damage(task.checkpoints / "checkpoint-1") is None  # one is written at a time
+    task.await_checkpoint()
+    assert newest(task.checkpoints) == ("checkpoint-2", [])
+    saved = read_events(tmp_path / "events.jsonl", 0)[0]
+    assert [(event["kind"], event["step"]) for event in saved] == [("checkpoint", 1), ("checkpoint", 2)]
+    assert all(event["paused"] <= event["seconds"] for event in saved)
+
+
+def test_checkpoint_that_could_not_be_completed_is_reported_at_the_next(tmp_path: Path) -> None:
+    task = task_in(tmp_path)
+
+    def write_over(step: int) -> None:
+        with task.write_checkpoint(step, []) as folder:
+            (folder / "file").write_text("weights")
+            (task.checkpoints / checkpoints.name(step)).mkdir()
+            (task.checkpoints / checkpoints.name(step) / "in the way").touch()
+
+    write_over(1)
+    with pytest.raises(OSError, match="not empty"):
+        write_over(2)
+    task.await_checkpoint()  # an error is raised once
+    assert [path.name for path in task.checkpoints.iterdir()] == ["checkpoint-1"]
+    write_over(3)
+    with pytest.raises(OSError, match="not empty"):
+        task.await_checkpoint()
 
 
 def test_newest_is_by_step_and_not_by_name(tmp_path: Path) -> None:
@@ -212,23 +267,11 @@ def test_a_training_unpickles_no_checkpoint_from_elsewhere_without_consent(
         FileSystemReader(tmp_path / "foreign/checkpoint-2/pytorch_model_fsdp_0").read_metadata()
     assert written.exists()  # it is code to torch
 
-    def resolved(strategy: str) -> ResolvedCompute:
-        return ResolvedCompute.model_validate({"strategy": strategy, "num_processes": 1, "mixed_precision": "no"})
-
     training, compute = Training(), resolved(strategy)
-    task = Task(
-        **dict.fromkeys(("model", "train", "validation", "collate", "loss", "task_type", "metrics")),  # type: ignore[arg-type]
-        events=Events(tmp_path / "events.jsonl"),
-        training=training,
-        compute=compute,
-        global_batch_size=1,
-        checkpoints=tmp_path / "job",
-        named_checkpoint=tmp_path / "foreign/checkpoint-2",
-    )
-    (tmp_path / "job").mkdir()
+    task = task_in(tmp_path / "job", compute, tmp_path / "foreign/checkpoint-2")
     with pytest.raises(UserError, match="was not written by this home"):
         task.begin()
-    assert list((tmp_path / "job").iterdir()) == []
+    assert list(task.checkpoints.iterdir()) == []
     assert not checkpoints.needs_own_checkpoint(training.model_copy(update={"trust_checkpoint": True}), compute)
     assert not checkpoints.needs_own_checkpoint(training, resolved("ddp"))
     assert checkpoints.needs_own_checkpoint(training.model_copy(update={"engine": "my:engine"}), resolved("ddp"))

@@ -65,16 +65,25 @@ TWO: dict[str, Any] = {
 
 
 def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int) -> None:
-    """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`."""
+    """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`, after the checkpoint before
+    is complete; or while the checkpoint of the step is completed, which `complete` does beside the training."""
     from training.batching import random_states as drawing
+    from training.engine import checkpoints
     from training.engine.loop import Loop
 
     compute, states, calls = Loop.loss_and_outputs, drawing.random_states, Counter[str]()
+    write_manifest = checkpoints._write_manifest
     here: list[Loop] = []
 
     def die(now: str) -> None:
         if now == phase and here[0].progress.step == step and rank.get("RANK", "0") == str(victim):
+            here[0].task.await_checkpoint()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def complete(staging: Path, *given: Any) -> None:
+        if phase == "complete" and staging.name.endswith(f"-{step}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_manifest(staging, *given)
 
     def loss_and_outputs(self: Loop, *given: Any) -> Any:
         here[:] = [self]
@@ -90,6 +99,7 @@ def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int
         return states()
 
     Loop.loss_and_outputs, drawing.random_states = loss_and_outputs, random_states  # type: ignore[method-assign]
+    checkpoints._write_manifest = complete
     run_fit(job_dir, rank)
 
 
@@ -163,8 +173,9 @@ def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
     job_dir = tiny.fit_job(world, tmp_path / "killed", **ASKED, checkpoint_interval_s=1e-9)
     for phase, step in (("evaluate", 7), ("train", 7), ("save", 10), ("train", 12), ("evaluate", 14), ("save", 21)):
         die_in(job_dir, phase, step)
+    die_in(job_dir, "complete", 21)
     finished(job_dir)
-    assert started_from(job_dir) == [6, 7, 9, 12, 13, 20]
+    assert started_from(job_dir) == [6, 7, 9, 12, 13, 20, 20]
     assert_same(job_dir, undisturbed)
     assert all(find_damage(checkpoint) is None for checkpoint in (job_dir / "checkpoints").iterdir())
 
@@ -244,10 +255,10 @@ def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ra
 
     shutil.rmtree(checkpoint)
     settings = tiny.fit_job(world, job_dir, processes=2, **TWO, checkpoint_interval_s=1e-9)
-    for phase, step, victim in (("evaluate", 7, 1), ("save", 9, 1), ("train", 10, 0)):
+    for phase, step, victim in (("evaluate", 7, 1), ("save", 9, 1), ("train", 10, 0), ("complete", 12, 0)):
         die_in(settings, phase, step, victim)
     finished(job_dir)
-    assert started_from(job_dir) == [6, 8, 10]
+    assert started_from(job_dir) == [6, 8, 10, 11]
     assert_same(job_dir, two_ranks)
 
 
