@@ -45,12 +45,15 @@ def main(job_dir: Path, job: Job, events: Events) -> FitResult:
 
 
 def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> FitResult:
+    import torch
+
     from training.distributed import one_machine, ranks
     from training.engine import estimation, export, throughput, training_task
     from training.engine.task_setup import make_task
     from training.models import loading
 
     loading.make_deterministic()
+    torch.serialization.set_crc32_options(False)  # a checkpoint's manifest has a better sum of each file
     one_machine.use_store()
     task = make_task(settings, job.inputs, job_dir, events)
     train = training_task.load(task.training.engine)
