@@ -59,6 +59,7 @@ class Finished:
     """The results of all stages. In a plan, the result of a stage that has to run is Unknown."""
 
     lock: Lock
+    data: LoadDataArtifact
     trained: FitArtifact
     scores: ScoreArtifact
     scores_of_folds: ScoreArtifact | None
@@ -229,4 +230,4 @@ def pipeline(
             publication = build(publish, recipe, lock, verdict, version, *published)
         promotion = build(promote, recipe, version, verdict)
     judged = (scores, scores_of_folds, calibration, champion, verdict, compared)
-    return Finished(lock, trained, *judged, version, publication, promotion)
+    return Finished(lock, data, trained, *judged, version, publication, promotion)

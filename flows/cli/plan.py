@@ -70,7 +70,7 @@ def plan(arguments: argparse.Namespace) -> int:
     terminal.close()
     for row in planner.rows:
         print(stage_line(row.name, row.state, "", "; ".join(row.reasons)), flush=True)
-    for text in _mixture(recipe, planner.arguments["fit"][2]):
+    for text in _mixture(recipe, finished.data):
         print(f"  load_data: {text}")
     for text in _teacher(planner):
         print(f"  teacher_outputs: {text}")
@@ -79,9 +79,9 @@ def plan(arguments: argparse.Namespace) -> int:
         print(f"  fit: {text}")
     for note in checked.notes:
         print(f"  fit: {note}")
-    for text in _folds(recipe, planner):
+    for text in _folds(recipe, planner, finished.data):
         print(f"  folds: {text}")
-    for text in _obstacles(recipe, planner):
+    for text in _obstacles(recipe, planner, finished.data):
         print(f"  gate: {text}")
     if training.state in PENDING and (machines := engine_for(recipe).describe(resolved_compute(recipe, finished.lock))):
         print(f"  fit: {machines}")
@@ -137,7 +137,7 @@ def _estimate(planner: Planner, training: PlannedStage) -> list[str]:
     return estimate_lines(training.key, fit.flatten_inputs(job)[0], job)
 
 
-def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
+def _folds(recipe: Recipe, planner: Planner, data: object) -> Iterator[str]:
     """Yields what the trainings of folds share and cost; nothing for a recipe without folds."""
     states = [row.state for row in planner.rows if without_number(row.name) == "fit_fold"]
     if not states:
@@ -146,7 +146,6 @@ def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
     cached, count = states.count("cached"), len(states)
     text = f"{count} trainings share {shared} with fit; {'all' if cached == count else cached or 'none'} "
     text += "is cached" if cached == 1 else "are cached"
-    data = planner.arguments["fit"][2]
     if cached < count and (seconds := _seconds_of_training(recipe, [], data)):
         text += f", and one takes about {seconds * (count - 1) / count:,.0f} s, by the last training here"
     yield text
@@ -158,9 +157,8 @@ def _folds(recipe: Recipe, planner: Planner) -> Iterator[str]:
         yield from estimate_folds(pending, fit.flatten_inputs(job)[0], job, at_once)
 
 
-def _obstacles(recipe: Recipe, planner: Planner) -> list[str]:
+def _obstacles(recipe: Recipe, planner: Planner, data: object) -> list[str]:
     """Returns reasons why the rows that the gate judges by can promote no model, if these rows are stored."""
-    data = planner.arguments["fit"][2]
     pending = any(row.name in ("compare", "gate") and row.state in PENDING for row in planner.rows)
     if not isinstance(data, Artifact) or not pending or recipe.release.registry is None:
         return []

@@ -16,11 +16,12 @@ def measure(subject: Subject) -> list[Row]:
     """Seconds of one checkpoint, and the share, from one epoch with an evaluation and many checkpoints."""
     job = subject.training_job("checkpoints", num_train_epochs=1, checkpoint_interval_s=OFTEN_S)
     figures = run(job, training_argv())
-    seconds = [event["seconds"] for event in read_events(job / EVENTS, 0)[0] if event["kind"] == "checkpoint"]
+    saved = read_events(job / EVENTS, 0, ["checkpoint"])[0]
+    seconds, paused = ([event[name] for event in saved] for name in ("seconds", "paused"))
     newest = max((job / CHECKPOINTS).glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
     mib = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) / 2**20
     cost_s = statistics.median(seconds)
-    epoch_s = subject.rows / figures["train_rows_per_second"] - sum(seconds)
+    epoch_s = subject.rows / figures["train_rows_per_second"] - sum(paused)
     default_s = Training().checkpoint_interval_s
     a_while = epoch_s / default_s + 1
     return [
@@ -28,7 +29,7 @@ def measure(subject: Subject) -> list[Row]:
             "one checkpoint",
             cost_s,
             f"{mib:.0f} MiB: written, hashed, on the disk; median of {len(seconds)}, "
-            f"{min(seconds):.2f} to {max(seconds):.2f} s",
+            f"{min(seconds):.2f} to {max(seconds):.2f} s; training waits {statistics.median(paused):.2f} s",
             unit="s",
         ),
         Row(

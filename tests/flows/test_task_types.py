@@ -13,6 +13,7 @@ from tests.task_types import ROWS, TINY, recipe_of, write_project
 from training import task_types
 from training.recipe import parse
 from training.recipe.rules.column_rules import source_columns
+from training.recipe.tables.exports import EXPORTS
 
 
 @pytest.mark.drill
@@ -24,12 +25,16 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     # In the precision of the later prediction: one token that is as likely as another changes the rest of a text.
     settings = ["--set", "training.num_train_epochs=2", "--set", "compute.mixed_precision=no"]
     settings += ["--set", "release.gate.baseline=false"]  # two epochs teach little
+    recipe = parse(recipe_of(name, tmp_path / "rows"))
+    has_onnx = task_types.from_settings(recipe.task_and_options).auto_class in EXPORTS["onnx"].classes
+    exports = ["onnx", "onnx-int8"] if has_onnx else []
+    settings += ["--set", f"release.exports=[{', '.join(exports)}]", "--set", "release.export_margin=0.5"]
     run = finetune(home, "run", str(file), *settings, "--json", str(result_file), timeout_s=500, **server)
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(result_file.read_text())
     assert result["model"]["registered"] == f"{name}/1" and result["verdict"]["decision"] == "promote"
+    assert {form: one["released"] for form, one in result["exports"].items()} == dict.fromkeys(exports, True)
 
-    recipe = parse(recipe_of(name, tmp_path / "rows"))
     shown = [column.source_name for column in source_columns(recipe).inputs]
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())

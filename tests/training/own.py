@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,14 @@ class Slower(TrainerCallback, ExportableState):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_save = True
+
+
+class Copies(TrainerCallback):
+    """Copies each checkpoint's manifest as soon as it is saved."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        shutil.copy(checkpoint / "manifest.json", Path(args.output_dir).parent / f"{checkpoint.name}.json")
 
 
 class StopsAtSeven(TrainerCallback):

@@ -19,6 +19,7 @@ from training.jobs.user_code import CodeField
 
 if TYPE_CHECKING:
     from training.engine.throughput import Reporter
+    from training.engine.training_task import Task
     from training.recipe import Training
 
 
@@ -58,13 +59,13 @@ class SaveCallback(TrainerCallback):
     epoch and would skip that work.
 
     Args:
-        interval_s: seconds between two checkpoints.
+        task: the task of the training.
         ends_epoch: whether an epoch, or all of training, ends with an optimizer step.
         restore: called when training begins, to restore state that the Trainer does not restore.
     """
 
-    def __init__(self, interval_s: float, *, ends_epoch: Callable[[int], bool], restore: Callable[[], None]) -> None:
-        self._interval_s = interval_s
+    def __init__(self, task: Task, *, ends_epoch: Callable[[int], bool], restore: Callable[[], None]) -> None:
+        self._task = task
         self._ends_epoch, self._restore = ends_epoch, restore
         self._saved_at = time.monotonic()
         self._saved_step = 0
@@ -87,11 +88,13 @@ class SaveCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._saved_at, self._saved_step = time.monotonic(), state.global_step
         if any(ranks.any_rank(stop_requested())):
+            self._task.finish_checkpoint()
             # Not control.should_training_stop: that would evaluate now, and count as the end of training.
             raise Interrupted(f"stopped after step {state.global_step}; the next run resumes from there")
 
     def _due(self, state: TrainerState) -> bool:
-        late = time.monotonic() - self._saved_at >= self._interval_s
+        late = time.monotonic() - self._saved_at >= self._task.training.checkpoint_interval_s
+        late |= self._task.has_lost_checkpoint
         # Clocks and signals differ between ranks, and all must save at the same step.
         return any(ranks.any_rank(late or stop_requested())) and state.global_step != self._saved_step
 

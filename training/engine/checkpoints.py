@@ -70,17 +70,17 @@ def write(
     be the same to resume exactly: `Task.environment()`.
     Raises OSError if `final` exists, UserError if the disk is full; after any error, `final` does not appear.
     """
-    with stage(final) as staging:
+    with open_staging(final) as staging:
         yield staging
     complete(final, needs, environment)
 
 
 @contextmanager
-def stage(final: Path) -> Iterator[Path]:
+def open_staging(final: Path) -> Iterator[Path]:
     """Yields the empty staging folder for the files of a checkpoint, which `complete` makes `final`."""
     staging = staging_folder(final)
+    staging.mkdir(parents=True)
     with _removed_on_error(staging):
-        staging.mkdir(parents=True)
         yield staging
 
 
@@ -106,8 +106,8 @@ def _removed_on_error(staging: Path) -> Iterator[None]:
         raise
 
 
-class Background:
-    """One call at a time in a thread, beside the training."""
+class BackgroundCall:
+    """One call at a time in a thread, while training goes on."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -117,6 +117,11 @@ class Background:
         """Starts the call, after the one before has ended."""
         self.wait()
         self._call = self._thread.submit(call)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call has ended with an error, which `wait` raises."""
+        return self._call is not None and self._call.done() and self._call.exception() is not None
 
     def wait(self) -> None:
         """Waits until the call has ended. Raises its error, once."""

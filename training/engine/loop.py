@@ -272,11 +272,13 @@ class Loop:
     def save_if_due(self, evaluated: bool) -> None:
         """Saves after an evaluation, after the interval, and on a request to stop, which also raises Interrupted."""
         is_due = time.monotonic() - self.saved_at >= self.training.checkpoint_interval_s
+        is_due |= self.task.has_lost_checkpoint
         # Clocks and signals differ between ranks, and all must save at the same step.
         is_due, stop = ranks.any_rank(is_due, stop_requested())
         if evaluated or is_due or stop:
             self.save()
         if stop:
+            self.task.finish_checkpoint()
             raise Interrupted(f"stopped after step {self.progress.step}; the next run resumes from there")
 
     def save(self) -> None:

@@ -177,11 +177,7 @@ class ExactTrainer(Trainer):
         if self.is_world_process_zero():
             self.add_callback(callbacks.ReportCallback(self._make_reporter, self._set_rate))
             self._operations = flops(self.model)
-        self.add_callback(
-            callbacks.SaveCallback(
-                task.training.checkpoint_interval_s, ends_epoch=self._ends_epoch, restore=self._restore_loss_sum
-            )
-        )
+        self.add_callback(callbacks.SaveCallback(task, ends_epoch=self._ends_epoch, restore=self._restore_loss_sum))
         self._resumed_from: Path | None = None
         self._is_resized = False
         """Whether another number of processes wrote the checkpoint."""
@@ -367,6 +363,8 @@ class ExactTrainer(Trainer):
             self._state_check.save_state(folder, step)
             if self.is_world_process_zero():
                 self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        if self._task.training.callbacks or self._task.training.trainer:
+            self._task.finish_checkpoint()  # the user's code may read it
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if not self.has_adapters:

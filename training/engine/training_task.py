@@ -9,8 +9,9 @@ An engine is a function `train(task) -> Trained`. Every process calls it once, w
    not read have no effect.
 3. It writes checkpoints with `checkpoints.write` into `task.checkpoints`, with `task.environment()`, so that a resume
    in another environment is refused; or with `task.write_checkpoint`, which is for several processes too and lets
-   training go on while the files are hashed and synced to the disk. Between steps it checks `stop_requested()` on all
-   ranks together (`ranks.any_rank`); if one has received a request, it writes a checkpoint and raises Interrupted.
+   training go on while the files are hashed and synced to the disk. Before it reads a checkpoint, it calls
+   `task.share_checkpoint`. Between steps it checks `stop_requested()` on all ranks together (`ranks.any_rank`); if one
+   has received a request, it writes a checkpoint, calls `task.finish_checkpoint`, and raises Interrupted.
 4. It leaves the weights to export in `task.model`, or if each process has only a share of them, in `Trained.weights`
    of rank 0.
 
@@ -24,7 +25,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from training import distributed
 from training.batching.batches import LengthGroupedBatches, TokenRows, steps_per_epoch
 from training.distributed import machine_files, ranks
 from training.engine import checkpoints, training_environment
-from training.engine.checkpoints import Background
+from training.engine.checkpoints import BackgroundCall
 from training.jobs.program import Interrupted, stop_requested
 from training.jobs.protocol import Events, rank
 from training.jobs.user_code import CodeField, is_function_of
@@ -82,7 +83,7 @@ class Task:
     events: Events
     missing_weights: int = 0
     """Weights of the base model that its files lack, without those of the head."""
-    _background: Background = field(default_factory=Background, init=False, repr=False)
+    _completing: BackgroundCall = field(default_factory=BackgroundCall, init=False, repr=False)
 
     def begin(self) -> Path | None:
         """The job's newest intact checkpoint; without one, the checkpoint that the recipe names, or None.
@@ -133,12 +134,13 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it.
 
-        Rank 0 completes and reports the checkpoint, and removes older ones, in a thread while training goes on. An
-        error of that is raised by the next call, or by `await_checkpoint`.
+        While training goes on, a thread of rank 0 completes and reports the checkpoint, and removes older ones. An
+        error there is raised by the next call, or by `finish_checkpoint`.
         """
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
-        self.await_checkpoint()
-        with checkpoints.stage(final) if rank() == 0 else nullcontext(checkpoints.staging_folder(final)) as folder:
+        self._completing.wait()
+        staging = nullcontext(checkpoints.staging_folder(final))
+        with checkpoints.open_staging(final) if rank() == 0 else staging as folder:
             if rank() in machine_files.first_ranks(self.checkpoints):
                 folder.mkdir(exist_ok=True)
             ranks.barrier()  # the folder exists
@@ -146,7 +148,7 @@ class Task:
             machine_files.collect(folder)
         if rank() > 0:
             return
-        environment = self.environment()  # here, because a thread has another number of torch's threads
+        environment = self.environment()  # in another thread, torch counts other threads
         paused = time.monotonic() - began
 
         def complete() -> None:
@@ -155,19 +157,37 @@ class Task:
             seconds = time.monotonic() - began
             self.events.write("checkpoint", step=step, seconds=round(seconds, 3), paused=round(paused, 3))
 
-        self._background.start(complete)
+        self._completing.start(complete)
 
-    def await_checkpoint(self) -> None:
-        """Waits until the last checkpoint is complete. Raises the error that prevented it."""
-        self._background.wait()
+    def finish_checkpoint(self) -> None:
+        """Waits until the last checkpoint is complete; every rank calls it. Rank 0 raises the error of its thread."""
+        self._completing.wait()
+        ranks.barrier()
+
+    @property
+    def has_lost_checkpoint(self) -> bool:
+        """Whether the last checkpoint could not be completed; the next one raises the error."""
+        return self._completing.has_failed
+
+    @contextmanager
+    def finishing_checkpoint(self) -> Iterator[None]:
+        """Waits at the end until the last checkpoint is complete. Raises the error that prevented it, but not after
+        another error, which matters more."""
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):
+                self._completing.wait()
+            raise
+        finally:
+            self._completing.wait()
 
     def share_checkpoint(self, checkpoint: Path, source: int = 0) -> None:
         """Gives each machine a copy of a checkpoint, and of those that it needs, from the machine of rank `source`.
 
-        Every rank calls this before it reads a checkpoint.
+        Every rank calls this before it reads a checkpoint. Waits until the last one is complete.
         """
-        self.await_checkpoint()
-        ranks.barrier()  # rank 0 has completed it
+        self.finish_checkpoint()
         if len(machine_files.first_ranks(self.checkpoints)) == 1:
             return
         is_source = rank() == source

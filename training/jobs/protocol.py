@@ -266,9 +266,9 @@ class Saved(TypedDict):
     time: float
     step: int
     seconds: float
-    """From its beginning until it is on the disk."""
+    """From its beginning until it is on the disk, and older ones are removed."""
     paused: float
-    """The seconds of these in which training waited."""
+    """Those until its files were written, in which training waited."""
 
 
 class OfProgram(TypedDict):

@@ -53,16 +53,14 @@ def _train(job_dir: Path, job: Job, settings: FitSettings, events: Events) -> Fi
     from training.models import loading
 
     loading.make_deterministic()
-    torch.serialization.set_crc32_options(False)  # a checkpoint's manifest has a better sum of each file
+    torch.serialization.set_crc32_options(False)  # a checkpoint's manifest has the SHA-256 of each file
     one_machine.use_store()
     task = make_task(settings, job.inputs, job_dir, events)
     train = training_task.load(task.training.engine)
     restore_garbage_collection()
     estimation.report_estimate(task, job_dir)
-    try:
+    with task.finishing_checkpoint():
         trained = train(task)
-    finally:
-        task.await_checkpoint()
     export.require_more_steps(task, trained.steps)
     export.require_finite_weights(task, trained)
     chosen, training = settings.training.metric_for_best_model, settings.training

@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_training_goes_on_while_a_checkpoint_is_completed(tmp_path: Path, monkey
     released.set()
     with task.write_checkpoint(2, []) as folder:
         assert checkpoints.find_damage(task.checkpoints / "checkpoint-1") is None  # one is written at a time
-    task.await_checkpoint()
+    task.finish_checkpoint()
     assert newest(task.checkpoints) == ("checkpoint-2", [])
     saved = read_events(tmp_path / "events.jsonl", 0)[0]
     assert [(event["kind"], event["step"]) for event in saved] == [("checkpoint", 1), ("checkpoint", 2)]
@@ -94,13 +95,18 @@ def test_checkpoint_that_could_not_be_completed_is_reported_at_the_next(tmp_path
             (task.checkpoints / checkpoints.name(step) / "in the way").touch()
 
     write_over(1)
+    while not task.has_lost_checkpoint:
+        time.sleep(0.001)
     with pytest.raises(OSError, match="not empty"):
         write_over(2)
-    task.await_checkpoint()  # an error is raised once
+    task.finish_checkpoint()  # an error is raised once
     assert [path.name for path in task.checkpoints.iterdir()] == ["checkpoint-1"]
     write_over(3)
-    with pytest.raises(OSError, match="not empty"):
-        task.await_checkpoint()
+    with pytest.raises(OSError, match="not empty"), task.finishing_checkpoint():
+        pass
+    with pytest.raises(MemoryError), task.finishing_checkpoint():  # the error of training matters more
+        write_over(4)
+        raise MemoryError
 
 
 def test_newest_is_by_step_and_not_by_name(tmp_path: Path) -> None:

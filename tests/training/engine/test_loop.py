@@ -65,8 +65,8 @@ TWO: dict[str, Any] = {
 
 
 def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int) -> None:
-    """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`, after the checkpoint before
-    is complete; or while the checkpoint of the step is completed, which `complete` does beside the training."""
+    """Trains, and dies of SIGKILL in the middle of a step's `train`, `evaluate` or `save`, or in `complete`: while a
+    thread completes the checkpoint of the step. A victim of rank 0 has completed the checkpoint before."""
     from training.batching import random_states as drawing
     from training.engine import checkpoints
     from training.engine.loop import Loop
@@ -77,7 +77,7 @@ def dying(job_dir: str, rank: dict[str, str], phase: str, step: int, victim: int
 
     def die(now: str) -> None:
         if now == phase and here[0].progress.step == step and rank.get("RANK", "0") == str(victim):
-            here[0].task.await_checkpoint()
+            here[0].task._completing.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def complete(staging: Path, *given: Any) -> None:

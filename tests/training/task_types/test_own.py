@@ -91,6 +91,16 @@ def test_a_trainers_own_dataloader_of_evaluations_gives_the_same_figures(world: 
     assert_same(own, usual)
 
 
+def test_a_callback_finds_a_whole_checkpoint_when_it_is_saved(world: Path, tmp_path: Path) -> None:
+    often = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
+    job_dir = tiny.fit_job(world, tmp_path / "job", callbacks=["tests.training.own:Copies"], **often)
+    outcome = finish(job_dir)
+    assert outcome.state == "finished", outcome
+    for step in (2, 4):
+        copied = job_dir / f"checkpoint-{step}.json"
+        assert copied.read_bytes() == (job_dir / f"checkpoints/checkpoint-{step}/manifest.json").read_bytes()
+
+
 def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
     collate = TrainingCollator(lambda features: {"labels": torch.ones(2)}, lambda features: {"labels": torch.zeros(2)})
     assert collate([{}, {}])["labels"].tolist() == [0, 0]
