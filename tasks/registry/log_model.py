@@ -66,13 +66,16 @@ def main(job_dir: Path, job: Job, events: Events) -> dict[str, Any]:
     MlflowFailed.
     """
     events.progress(done=0, total=3)
+    scratch = job_dir / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a try that was killed
+    scratch.mkdir()
     # If they are installed, transformers would import deepspeed to look for its engine, and peft to look for adapters,
     # which the exported weights contain: 2 seconds each.
     with mlflow_errors(), hide_package("deepspeed"), hide_package("peft"):
-        return {"version": _log_and_register(job_dir, job, LogModelSettings.model_validate(job.settings), events)}
+        return {"version": _log_and_register(scratch, job, LogModelSettings.model_validate(job.settings), events)}
 
 
-def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, events: Events) -> str:
+def _log_and_register(scratch: Path, job: Job, settings: LogModelSettings, events: Events) -> str:
     import mlflow
     from mlflow import MlflowClient
     from mlflow.environment_variables import MLFLOW_HUGGINGFACE_MODEL_MAX_SHARD_SIZE
@@ -94,7 +97,7 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
     flavor, model = (
         _build_pipeline_model(task_type, folder, settings)
         if is_pipeline
-        else _build_python_model(task_type, folder, settings, job_dir)
+        else _build_python_model(task_type, folder, settings, scratch)
     )
     # Its metrics and parameters follow by the run's tracking: MLflow would read the history of each of the run's
     # metrics, and take those of one step, without their rows.
@@ -114,10 +117,10 @@ def _log_and_register(job_dir: Path, job: Job, settings: LogModelSettings, event
         **model,
     )
     if is_pipeline:
-        _replace_files(info.model_id, folder, job_dir / "files", logged_parts(images=task_type.reads_images()))
-    share_weights(MlflowClient().get_logged_model(info.model_id).artifact_location, folder, job_dir / "shared")
+        _replace_files(info.model_id, folder, scratch / "files", logged_parts(images=task_type.reads_images()))
+    share_weights(MlflowClient().get_logged_model(info.model_id).artifact_location, folder, scratch / "shared")
     events.progress(done=1, total=3)
-    predictions = _compare(task_type, _fetch_logged(info.model_uri, job_dir / "logged"), rows, stored, settings)
+    predictions = _compare(task_type, _fetch_logged(info.model_uri, scratch / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
     if is_pipeline:
         same = task_type.same_served(served, predictions, settings.tolerance)
@@ -196,15 +199,15 @@ def share_weights(location: str, folder: Path, aside: Path) -> None:
 
 
 def _build_python_model(
-    task_type: TaskType, folder: Path, settings: LogModelSettings, job_dir: Path
+    task_type: TaskType, folder: Path, settings: LogModelSettings, scratch: Path
 ) -> tuple[Any, dict[str, Any]]:
     """The flavor, and the arguments of Model.log, for any other model: its folder, with its calibration, and a copy of
-    the package `training` and of the user's task type with its imports; no pickle. The copies are made in `job_dir`."""
+    the package `training` and of the user's task type with its imports; no pickle. The copies are made in `scratch`."""
     import mlflow
 
-    code = job_dir / "code"
+    code = scratch / "code"
     if settings.calibration:
-        folder = Path(shutil.copytree(folder, job_dir / "calibrated" / folder.name, copy_function=link_or_copy))
+        folder = Path(shutil.copytree(folder, scratch / "calibrated" / folder.name, copy_function=link_or_copy))
         settings.calibration.write(folder)
     for name, source in code_behind(["training.engine.predictor", type(task_type).__module__]).files.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
