@@ -25,7 +25,7 @@ from tasks.registry.versions import (
     CALIBRATION_TAG,
     LOAD_DATA_TAG,
     LOGGED_BY_CODE,
-    LOGGED_PARTS,
+    LOGGED_IMAGE_PROCESSOR,
     ROWS_TAG,
     STARTED_FROM_TAG,
     TASK_TAG,
@@ -34,6 +34,7 @@ from tasks.registry.versions import (
     TaskTag,
     find_model,
     identify,
+    logged_parts,
     need_model,
     need_version,
     read_name,
@@ -423,10 +424,13 @@ def _list_files(pinned: PinnedVersion, parts: Iterable[str], where: str) -> dict
     from mlflow.artifacts import list_artifacts
 
     uri, server = _find_uri(pinned, where), tracking_uri()
-    served_by_code = bool(list_artifacts(artifact_uri=f"{uri}/{LOGGED_BY_CODE}", tracking_uri=server))
+    served_by_code, has_images = (
+        bool(list_artifacts(artifact_uri=f"{uri}/{folder}", tracking_uri=server))
+        for folder in (LOGGED_BY_CODE, LOGGED_IMAGE_PROCESSOR)
+    )
     found = {}
     for part in parts:
-        inner = LOGGED_BY_CODE if served_by_code else LOGGED_PARTS[part]
+        inner = LOGGED_BY_CODE if served_by_code else logged_parts(images=has_images)[part]
         entries = list_artifacts(artifact_uri=f"{uri}/{inner}", tracking_uri=server)
         found[part] = f"{uri}/{inner}", inner, [Path(entry.path).name for entry in entries if not entry.is_dir]
     return found

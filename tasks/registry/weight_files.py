@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.registry.versions import LOGGED_BY_CODE, LOGGED_PARTS
+from tasks.registry.versions import LOGGED_BY_CODE, LOGGED_IMAGE_PROCESSOR, LOGGED_PARTS, logged_parts
 from training.evaluation.stored_calibration import FILE as CALIBRATION
 from training.jobs.protocol import sha256
 from training.models.repository_files import part_of
@@ -57,7 +57,10 @@ def require_trained(logged: Path, files: Mapping[str, str], trained: TrainedMode
         files: sha256 of its files, by path.
     """
     is_code = any(path.startswith(f"{LOGGED_BY_CODE}/") for path in files)
-    places = {part: LOGGED_BY_CODE if is_code else folder for part, folder in LOGGED_PARTS.items()}
+    has_images = any(path.startswith(f"{LOGGED_IMAGE_PROCESSOR}/") for path in files)
+    places = logged_parts(images=has_images)
+    if is_code:
+        places = dict.fromkeys(places, LOGGED_BY_CODE)
     for name, digest in sorted(trained.files.items()):
         if "/" in name or not (part := part_of(name)) or (WEIGHTS in name and not is_code):
             continue

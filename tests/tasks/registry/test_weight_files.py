@@ -67,6 +67,21 @@ def test_weights_that_were_written_in_other_files_are_the_same(logged: Path) -> 
     assert difference(logged) == ""
 
 
+def test_a_model_of_images_has_its_processor_in_another_folder(logged: Path) -> None:
+    (logged / "components/tokenizer").rename(logged / "components/image_processor")
+    for folder in (logged / "components/image_processor", logged.parent / "trained"):
+        (folder / "tokenizer.json").rename(folder / "preprocessor_config.json")
+    assert difference(logged) == ""
+    (logged / "components/image_processor/preprocessor_config.json").write_text('{"size": 1}')
+    assert difference(logged) == "components/image_processor/preprocessor_config.json"
+
+
+def test_a_processor_of_images_beside_a_tokenizer_is_a_difference(logged: Path) -> None:
+    (logged / "components/image_processor").mkdir()
+    (logged / "components/image_processor/preprocessor_config.json").write_text("{}")
+    assert difference(logged) == "components/image_processor/tokenizer.json"
+
+
 def test_an_index_that_leaves_out_a_tensor_or_names_another_file_is_a_difference(logged: Path) -> None:
     for files in ({"a.weight": 1}, {"a.weight": 1, "b.weight": 1}):
         write_index(logged, files)
