@@ -28,7 +28,7 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     recipe = parse(recipe_of(name, tmp_path / "rows"))
     has_onnx = task_types.from_settings(recipe.task_and_options).auto_class in EXPORTS["onnx"].classes
     exports = ["onnx", "onnx-int8"] if has_onnx else []
-    settings += ["--set", f"release.exports=[{', '.join(exports)}]", "--set", "release.export_margin=0.5"]
+    settings += ["--set", f"release.exports=[{', '.join(exports)}]", "--set", "release.export_margin=1.0"]
     run = finetune(home, "run", str(file), *settings, "--json", str(result_file), timeout_s=500, **server)
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(result_file.read_text())

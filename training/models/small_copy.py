@@ -80,6 +80,8 @@ def _small_copy(config: PreTrainedConfig, auto_class: str) -> PreTrainedModel | 
         for name, value in vars(small).items():
             if isinstance(value, list) and layers and len(value) == layers:  # a value for each layer
                 setattr(small, name, value[:LAYERS])
+        if getattr(small, "pad_token_id", 0) is None:
+            small.pad_token_id = 0  # training sets it to that of the tokenizer
         with torch.device("meta"):
             if build(small, trust_remote_code=False).num_parameters() > MAX_PARAMETERS:
                 return None

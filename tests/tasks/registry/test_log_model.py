@@ -43,6 +43,13 @@ class Unpiped(SequenceClassification):
     same_served = TaskType.same_served
 
 
+class Denied(Unpiped):
+    """One that finds its served answers to be others."""
+
+    def same_served(self, *given: Any) -> bool:
+        return False
+
+
 WEIGHTS = "model.safetensors"
 VERSION = PinnedVersion(name="pairs", version="1", model="m" * 40, max_length=32)
 PAIRS = [("a cat", "a saw and a nail"), ("bread " * 60, "soup"), ("a dog", "cheese")]
@@ -93,6 +100,7 @@ def log_and_predict(world: Path, run_id: str, uri: str) -> None:
             shutil.copytree(world / name, world / "logged")  # as a try leaves it that was killed after it had logged
     own = {"registry": "own", "task": f"{__name__}:Unpiped", "tags": {}}
     run(world / "unpiped", "tasks.registry.log_model", settings | own, paths)
+    run(world / "denied", "tasks.registry.log_model", settings | own | {"task": f"{__name__}:Denied"}, paths)
 
 
 def predict_pairs(world: Path, folders: dict[str, str]) -> None:
@@ -131,7 +139,7 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     (version,) = client.search_model_versions("name = 'pairs'")
     assert version.tags == {"made": "logged"}
     copies = [*(tracked / "mlartifacts").rglob("*.safetensors")]
-    assert len(copies) == 3 and all(copy.samefile(world / "model" / copy.name) for copy in copies)
+    assert len(copies) == 4 and all(copy.samefile(world / "model" / copy.name) for copy in copies)
     # A training that starts from it reads the bytes that a training from the folder reads.
     for part, folder in find_folders(Work("start", tmp_path, "run"), VERSION, "model.path").items():
         names = {file.name for file in (world / "model").iterdir() if part_of(file.name) == part}
@@ -139,6 +147,8 @@ def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
         assert [name for name in names if sha256(folder / name) != sha256(world / "model" / name)] == []
 
     assert outcome(world / "unpiped").result == {"version": "1"}
+    denied = outcome(world / "denied").failure
+    assert denied is not None and "predicts otherwise if MLflow serves it" in denied.message
     for name in ("pairs", "own"):  # all that MLflow writes is known, or no version could be signed
         place = client.get_model_version_download_uri(name, "1").removeprefix("file://")
         assert f"run_id: {run_id}" in Path(place, "MLmodel").read_text()
