@@ -1,5 +1,7 @@
-"""The registered versions that a run uses: the champion, and those that its recipe names. Each is pinned by its number
-and the digest of its model."""
+"""Registered versions that a run uses: the champion, and versions that the recipe names.
+
+A run pins the number of each version and the digest of its model.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class LoadUnlabelledSettings(Settings):
 
 @stage(UnlabelledResult, where="there are rows without labels")
 def load_unlabelled(recipe: Recipe, lock: Lock, data: Artifact) -> StageJob:
-    """Reads the rows of data.unlabelled. Leaves out repeated rows, those that a split has, and those that are nearly
-    equal to rows of validation or test.
+    """Reads the rows of data.unlabelled. Leaves out repeated rows, rows of a split, and rows that nearly equal one of
+    validation or test.
 
     The settings of reading, the rows of all splits, and the content of the files.
     """
