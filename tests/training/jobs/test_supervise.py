@@ -19,11 +19,12 @@ from training.jobs.protocol import Job, read_events, read_outcome, write_atomica
 ROOT = str(Path(training.__path__[0]).parent)
 ENDED_WITHIN_S = 5.0
 
-# Starts the ranks as accelerate and torch do: other files closed, sessions of their own.
+# Starts the ranks as accelerate and torch do: numbered, other files closed, sessions of their own.
 LAUNCHER = """
-import subprocess, sys
+import os, subprocess, sys
 argv = [sys.executable, sys.argv[1], sys.argv[-1]]
-ranks = [subprocess.Popen(argv, start_new_session=True) for _ in range(2)]
+environments = [{**os.environ, "RANK": str(rank)} for rank in range(2)]
+ranks = [subprocess.Popen(argv, env=environment, start_new_session=True) for environment in environments]
 sys.exit(max(rank.wait() for rank in ranks) != 0)
 """
 
