@@ -122,12 +122,8 @@ def _log_and_register(scratch: Path, job: Job, settings: LogModelSettings, event
     events.progress(done=1, total=3)
     predictions = _compare(task_type, _fetch_logged(info.model_uri, scratch / "logged"), rows, stored, settings)
     served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
-    if is_pipeline or not task_type.pipeline:
-        same = task_type.same_served(served, predictions, settings.tolerance)
-    else:  # calibrated: served by the code of predictions, and not by a pipeline
-        pairs = zip(served, predictions, strict=True)
-        same = all(task_type.same_prediction(given, one, settings.tolerance) for given, one in pairs)
-    if not same:
+    same = task_type.same_served if is_pipeline else task_type.same_records
+    if not same(served, predictions, settings.tolerance):
         raise RuntimeError("the registered model predicts otherwise if MLflow serves it")
     events.progress(done=2, total=3)
     # Last, and together with its tags: by the tags, a run that is resumed finds the version that it has registered.

@@ -197,7 +197,7 @@ def _code_without_effect(recipe: Recipe) -> Sequence[str]:
     thresholds = () if abstains else ("training.evaluation.stored_calibration",)
     if _deciding_metrics(recipe):
         return ("training.evaluation.constant_predictions", *thresholds)
-    if abstains or task_types.calibrates(recipe.task):
+    if abstains or task_types.calibrates(task_types.load(**recipe.task_and_options)):
         return ("training.evaluation.metrics", "training.evaluation.constant_predictions", *thresholds)
     return figures_code(recipe.task)
 

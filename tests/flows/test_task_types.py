@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -43,9 +45,14 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
     rows, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
     whole = map(json.loads, (tmp_path / "rows/validation.jsonl").read_text().splitlines())
     rows.write_text("\n".join(json.dumps({name: row[name] for name in shown}) for row in whole))
-    predicted = finetune(home, "predict", name, "--input", str(rows), "--output", str(out), **server)
-    assert predicted.returncode == 0, predicted.stderr
-    given = [json.loads(line) for line in out.read_text().splitlines()]
+
+    def predict() -> list[dict[str, Any]]:
+        predicted = finetune(home, "predict", name, "--input", str(rows), "--output", str(out), **server)
+        assert predicted.returncode == 0, predicted.stderr
+        lines = map(json.loads, out.read_text().splitlines())
+        return [{name: value for name, value in line.items() if name != "predicted_at"} for line in lines]
+
+    given = predict()
     (stored,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "predict")
     (data,) = (home / stage["artifact"] for stage in result["stages"] if stage["name"] == "load_data")
     made, labels = task_types.from_settings(recipe.task_and_options), json.loads((data / "labels.json").read_text())
@@ -59,3 +66,8 @@ def test_a_run_registers_a_model_that_answers_a_file_of_rows_as_it_was_evaluated
             assert isinstance(one["reward"], float)
             continue
         assert made.same_prediction({name: one[name] for name in answer}, answer, 1e-2), (one, answer)
+
+    for stage in ("fit", "predict_shard"):  # so that the version is fetched from MLflow, and predicts again
+        shutil.rmtree(home / "artifacts" / stage)
+    out.unlink()
+    assert predict() == given

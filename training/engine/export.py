@@ -81,7 +81,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     sharded the model. `steps` are those of the training.
     """
     task_type = task.task_type
-    if not isinstance(task_type, Calibrated):
+    if not isinstance(task_type, Calibrated) or not task_type.is_calibrated:
         return
     gc.collect()  # the optimizer's state
     machine_files.distribute(exported)
@@ -90,7 +90,7 @@ def calibrate(task: Task, labels: Sequence[str], exported: Path, steps: int) -> 
     report = _evaluation_progress(task.events, steps)
     predictions = inference.predict(task_type, network, task.validation, task.collate, size, precision, report)
     if rank() == 0:
-        loading.add_to_config(exported, task_type.calibrate(task_type.metric_inputs(predictions, labels)))
+        loading.add_to_config(exported, task_type.calibrate(predictions, labels))
 
 
 def _evaluation_progress(events: Events, steps: int) -> Callable[[int], None]:

@@ -49,6 +49,6 @@ def has_baseline(name: str) -> bool:
     return class_of(name).baseline is not TaskType.baseline
 
 
-def calibrates(name: str) -> bool:
+def calibrates(task_type: TaskType) -> bool:
     """Whether the config of an exported model has values that are computed from the predictions of validation rows."""
-    return issubclass(class_of(name), Calibrated)
+    return isinstance(task_type, Calibrated) and task_type.is_calibrated

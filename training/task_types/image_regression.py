@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from training.task_types.image_task import IMAGE, ImageTask
 from training.task_types.regression import Regression
-from training.task_types.task_type import Column, PredictionsToRecords
+from training.task_types.task_type import Column
 
 
 class ImageRegression(ImageTask, Regression):  # type: ignore[misc]
@@ -18,4 +18,3 @@ class ImageRegression(ImageTask, Regression):  # type: ignore[misc]
     pipeline = False  # transformers' pipeline for images gives the sigmoid of a number
     card_sentence = "Gives an image a number"
     columns: ClassVar = {**IMAGE, "label": Column("number")}
-    same_served = PredictionsToRecords.same_served

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from training.batching.batches import Batch, TokenRows
-    from training.evaluation.predictions import Predictions
     from training.recipe import Training
     from training.recipe.column_types import Mask
     from training.task_types.task_type import Loss
@@ -164,12 +163,12 @@ class MultiLabelClassification(LabelProbabilities, HasTargets, Calibrated):
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Sets the thresholds of a model that is not trained yet: it may have those of an earlier training with other
         labels."""
-        model.config.update(self.calibrate(self.empty_predictions([""] * model.config.num_labels)))
+        model.config.update({THRESHOLDS: [DEFAULT_THRESHOLD] * model.config.num_labels})
 
-    def calibrate(self, predictions: Predictions) -> dict[str, Any]:
+    def calibrate(self, predictions: pa.Table, labels: Sequence[str]) -> dict[str, Any]:
         """The thresholds."""
-        assert isinstance(predictions, ManyLabels)
-        columns = zip(predictions.probabilities.T, predictions.references.T, strict=True)
+        found = self.metric_inputs(predictions, labels)
+        columns = zip(found.probabilities.T, found.references.T, strict=True)
         return {THRESHOLDS: [best_threshold(given, has) for given, has in columns]}
 
     def remap_labels(self, predictions: pa.Table, theirs: Sequence[str], labels: Sequence[str]) -> pa.Table:

@@ -10,7 +10,8 @@ the model's output           logits (D, 1), then (B, L); a score is a logit, or 
 The tokens of a row are those of the query with each document, one pair after another, each cut at tokens.max_length.
 `query` is a hash of the query's text: in metrics, all rows with one text are one query. If a search has found the
 candidates of an evaluated split, they are those of the query's first row, in the order of the search, and `missed` are
-the labels of its relevant documents that are not among them.
+the labels of its relevant documents that are not among them. With options.rank_fusion, the candidates are sorted by the
+logit less `rank_weight` of config.json times ln(rank in the search), and the score is that, or its sigmoid.
 
 B rows of a batch, D documents of all of them, L documents of a row at most.
 """
@@ -37,7 +38,7 @@ from training.evaluation.constant_predictions import Baseline, Rival
 from training.evaluation.rankings import Rankings, rank_candidates
 from training.models.repository_files import read_json
 from training.recipe.tables.metrics import RANKINGS, metrics_for
-from training.task_types.task_type import Column, MinesNegatives
+from training.task_types.task_type import Calibrated, Column, MinesNegatives
 from training.tokenization.candidates import encode_candidates
 from training.tokenization.features import Features, list_column
 
@@ -55,9 +56,13 @@ LossName: TypeAlias = Literal["binary_cross_entropy", "mse", "list_net", "lambda
 _OF_LISTS = ("list_net", "lambda")
 """Losses that compare the candidates of a query, which therefore are in one row."""
 MISSED = "missed"
+RANK_WEIGHT = "rank_weight"
+"""The name of the weight in the model's config and, as JSON, in the schema metadata of predictions."""
+_RANK_WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+"""Those that are tried, in standard deviations of the logits: by the last, places count more than most logits."""
 
 
-class Reranking(MinesNegatives):
+class Reranking(MinesNegatives, Calibrated):
     """A score of a document for a query."""
 
     class Options(MinesNegatives.Options):
@@ -70,6 +75,11 @@ class Reranking(MinesNegatives):
         pos_weight: PositiveFloat | None = None
         """The weight of relevant documents in binary_cross_entropy, such as the number of others for each of them.
         null: 1."""
+        rank_fusion: bool = False
+        """Whether candidates are sorted by their logits and their ranks in the search together, which needs
+        data.negatives.num_candidates: a weight times ln(rank) is subtracted from the logit. Of some weights, the one
+        with the best ndcg_at_10 of validation is chosen after training. The documents of new rows must be in the order
+        of the same search."""
 
     options: Options
     option_stages: ClassVar = {
@@ -199,6 +209,23 @@ class Reranking(MinesNegatives):
 
     # Training
 
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Forgets the weight of an earlier training."""
+        if hasattr(model.config, RANK_WEIGHT):
+            model.config.update({RANK_WEIGHT: 0.0})
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.options.rank_fusion
+
+    def calibrate(self, predictions: pa.Table, labels: Sequence[str]) -> dict[str, Any]:
+        """The weight with the best nDCG of the first ten documents; the lowest of equally good ones."""
+        logits, places = _logits_and_places(predictions)
+        spread = float(logits.std()) if len(logits) else 0.0
+        weights = [round(spread * weight, 4) for weight in _RANK_WEIGHTS]
+        scores = [_rank(predictions, logits - weight * np.log1p(places)).row_scores for weight in weights]
+        return {RANK_WEIGHT: weights[int(np.argmax([found.sum() for found in scores]))]}
+
     def config_fields(self, labels: Sequence[str]) -> dict[str, Any]:
         """One output, and the function of it that is the score, as sentence-transformers' CrossEncoder reads it."""
         activation = "activation.Sigmoid" if self._gives_probabilities else "linear.Identity"
@@ -239,7 +266,10 @@ class Reranking(MinesNegatives):
         """`logits`, a list (float32) of those of the row's documents."""
         logits, counts = outputs["logits"].float().cpu().numpy(), batch["documents"].cpu().numpy()
         there = np.arange(logits.shape[1]) < counts[:, None]
-        return pa.RecordBatch.from_pydict({"logits": list_column(logits[there], counts)})
+        weight = json.dumps(getattr(model.config, RANK_WEIGHT, 0.0))
+        return pa.RecordBatch.from_pydict(
+            {"logits": list_column(logits[there], counts)}, metadata={RANK_WEIGHT: weight}
+        )
 
     def join_labels(self, predictions: pa.Table, rows: TokenRows) -> pa.Table:
         """With the labels, the `query`, and `missed` if a search has found the candidates."""
@@ -249,7 +279,10 @@ class Reranking(MinesNegatives):
         return rows.with_labels(predictions)
 
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
-        return _rank(predictions, predictions["logits"].combine_chunks().flatten().to_numpy())
+        """By the logits alone, unless a search has found the candidates: the order of a file may have the relevant ones
+        first."""
+        logits, _ = _logits_and_places(predictions)
+        return _rank(predictions, _fuse(predictions) if MISSED in predictions.column_names else logits)
 
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
         nothing = np.empty(0)
@@ -276,10 +309,11 @@ class Reranking(MinesNegatives):
         return {"score": pa.float64(), "ranking": pa.list_(ranked)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
+        ends = np.cumsum(predictions["logits"].combine_chunks().value_lengths().to_numpy())[:-1]
         records = []
-        for logits in predictions["logits"].to_pylist():
-            order = np.argsort(-np.array(logits), kind="stable").tolist()
-            ranking = [{"document": place, "score": self._score(logits[place])} for place in order]
+        for fused in np.split(_fuse(predictions), ends):
+            order = np.argsort(-fused, kind="stable").tolist()
+            ranking = [{"document": place, "score": self._score(float(fused[place]))} for place in order]
             records.append({"score": ranking[0]["score"], "ranking": ranking})
         return records
 
@@ -338,6 +372,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER
 
 
+def _logits_and_places(predictions: pa.Table) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """The logits of all documents, one after another, and the place of each in its row, from 0."""
+    lists = predictions["logits"].combine_chunks()
+    return lists.flatten().to_numpy().astype(np.float64), _places(lists.value_lengths().to_numpy())
+
+
+def _fuse(predictions: pa.Table) -> npt.NDArray[np.float64]:
+    """The logits of all documents, one after another, with their ranks in the search."""
+    logits, places = _logits_and_places(predictions)
+    return logits - json.loads((predictions.schema.metadata or {}).get(RANK_WEIGHT.encode(), b"0")) * np.log1p(places)
+
+
+def _places(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """From 0 in each row, given the documents of each."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def _rank(rows: pa.Table, scores: npt.NDArray[Any]) -> Rankings:
     """The rankings by the scores of all documents, one after another; rows have `label` and `query`."""
     labels, queries = rows["label"].combine_chunks(), rows["query"].to_numpy()
@@ -362,8 +413,7 @@ def _rank(rows: pa.Table, scores: npt.NDArray[Any]) -> Rankings:
 def _rank_by_place(tokens: Path, rows: Rankings, split: str) -> Rankings:
     """The candidates in the order of the search."""
     table = read_table(tokens / f"{split}.arrow")
-    counts = table["label"].combine_chunks().value_lengths().to_numpy()
-    return _rank(table, -(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.float64))
+    return _rank(table, -_places(table["label"].combine_chunks().value_lengths().to_numpy()).astype(np.float64))
 
 
 def _rank_by_words(data: Path, rows: Rankings, split: str) -> Rankings:

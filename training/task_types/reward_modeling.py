@@ -157,6 +157,8 @@ class RewardModeling(AnswerPairs):
         size = max(1.0, abs(stored["reward"]), abs(stored["rejected_reward"] or 0.0))
         return super().same_prediction(given, stored, tolerance * size)
 
-    def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
+    def same_records(
+        self, served: Sequence[Mapping[str, Any]], stored: Sequence[Mapping[str, Any]], tolerance: float
+    ) -> bool:
         """Only whether each row has a finite reward: served rows are the prompts without their answers."""
         return len(served) == len(stored) and all(math.isfinite(record["reward"]) for record in served)

@@ -168,10 +168,14 @@ class PredictionsToRecords(ABC):
     """The columns of MLflow's signature for the pipeline's output, and MLflow's types of them."""
 
     def same_served(self, served: Any, stored: Sequence[Mapping[str, Any]], tolerance: float) -> bool:
-        """Whether the output of MLflow's server equals the stored records. For a pipeline, the default compares only
-        the numbers of rows."""
-        if self.pipeline:
-            return len(served) == len(stored)
+        """Whether the output of the pipeline, as MLflow serves it, agrees with the stored records. The default compares
+        only the numbers of rows."""
+        return len(served) == len(stored)
+
+    def same_records(
+        self, served: Sequence[Mapping[str, Any]], stored: Sequence[Mapping[str, Any]], tolerance: float
+    ) -> bool:
+        """The same for a model that MLflow serves without a pipeline, as records."""
         return all(self.same_prediction(given, record, tolerance) for given, record in zip(served, stored, strict=True))
 
 
@@ -300,10 +304,15 @@ class TaskType(
 class Calibrated(TaskType):
     """A model whose config has values that are fitted to the predictions of validation rows, such as thresholds."""
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the options ask for it."""
+        return True
+
     @abstractmethod
-    def calibrate(self, predictions: Predictions) -> dict[str, Any]:
-        """These fields of the config. `predictions` are those of the exported weights for the validation split; before
-        training they are empty."""
+    def calibrate(self, predictions: pa.Table, labels: Sequence[str]) -> dict[str, Any]:
+        """These fields of the config. `predictions` are those of the exported weights for the validation split, as for
+        `metric_inputs`."""
 
 
 class FittedHead(TaskType):

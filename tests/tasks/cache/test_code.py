@@ -86,11 +86,11 @@ ALLOWED_IN_TASKS = {
         *("unfitting_floor", "unknown_slices"),
     },
 }
-# The hooks of a task type that only figures and the baseline come from: of these fit calls `calibrate`, and the others
-# where figures can change the weights. The last line is the search in a corpus, by predict alone, which then leaves out
-# no code of evaluation.
+# The hooks of a task type that only figures and the baseline come from: fit calls them where figures can change the
+# weights, or for what a task type calibrates. The last line is the search in a corpus, by predict alone, which then
+# leaves out no code of evaluation.
 FIGURE_HOOKS = {
-    *("baseline", "_rank_by_words", "metric_inputs", "empty_predictions", "calibrate", "write_turns"),
+    *("baseline", "_rank_by_words", "metric_inputs", "empty_predictions", "write_turns"),
     *("tokenizer_problems", "_rank", "rows_of_entries"),
     "__init__",
 }

@@ -32,7 +32,6 @@ from training.jobs.protocol import Job, Outcome, read_outcome, sha256
 from training.models.repository_files import part_of
 from training.problems import UserError
 from training.task_types.sequence_classification import SequenceClassification
-from training.task_types.task_type import TaskType
 
 
 class Unpiped(SequenceClassification):
@@ -40,13 +39,12 @@ class Unpiped(SequenceClassification):
 
     pipeline = False
     serves: ClassVar = {}
-    same_served = TaskType.same_served
 
 
 class Denied(Unpiped):
     """One that finds its served answers to be others."""
 
-    def same_served(self, *given: Any) -> bool:
+    def same_records(self, *given: Any) -> bool:
         return False
 
 

@@ -554,6 +554,8 @@ def test_settings_that_a_repository_cannot_take_are_reported(values: dict[str, A
         ({"task": "reranking", "data.columns": {"query": "q", "document": "d"}, "data.label": "l",
           "data.negatives.num_candidates": 9}, "data.negatives.num_candidates",
          "needs rows with lists, so that a row can have candidates: name the columns documents and labels in"),
+        ({"task": "reranking", "options.rank_fusion": True}, "options.rank_fusion",
+         "true needs data.negatives.num_candidates: otherwise the documents of a row are in the order of the file"),
         ({"evaluation.splits": ["train", "test"]}, "evaluation.splits",
          "'train' has documents that were chosen because they are hard (data.negatives): choose from validation, test"),
     ],

@@ -264,6 +264,53 @@ def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> Non
     assert max(float((weight - theirs[name]).abs().max()) for name, weight in ours.items()) < 1e-5
 
 
+def searched(logits: list[list[float]], relevant: list[int], weight: float = 0.0) -> pa.Table:
+    """Predictions of a query with two candidates a row, of which the one at this place is relevant."""
+    labels = [[float(place == one) for place in range(2)] for one in relevant]
+    return pa.table(
+        {
+            "label": pa.array(labels, pa.list_(pa.float32())),
+            "logits": pa.array(logits, pa.list_(pa.float32())),
+            "query": [*range(len(logits))],
+            "missed": pa.array([[] for _ in logits], pa.list_(pa.float32())),
+        },
+        metadata={"rank_weight": json.dumps(weight)},
+    )
+
+
+def test_the_weight_of_the_ranks_in_the_search_is_the_best_of_validation() -> None:
+    """The model is right about the second row, by more than about the first, where the search is."""
+    task, logits, relevant = Reranking({"rank_fusion": True}), [[0.0, 0.5], [0.0, 2.0]], [0, 1]
+    for weight, ranks in ((0.0, [2, 1]), (1.0, [1, 1]), (9.0, [1, 2])):
+        assert task.metric_inputs(searched(logits, relevant, weight), []).ranks.tolist() == ranks
+    weight = task.calibrate(searched(logits, relevant), [])["rank_weight"]
+    assert task.metric_inputs(searched(logits, relevant, weight), []).ranks.tolist() == [1, 1]
+    assert task.calibrate(searched(logits, relevant, 9.0), [])["rank_weight"] == weight
+    assert task.calibrate(searched(logits, [1, 1]), []) == {"rank_weight": 0.0}
+    assert task.calibrate(searched([], []), []) == {"rank_weight": 0.0}
+
+
+def test_rows_in_the_order_of_a_file_are_measured_by_the_model_alone_and_new_rows_are_not(tmp_path: Path) -> None:
+    folder, task, model = preference_model.tokenizer(tmp_path), Reranking(), cross_encoder.make_model()
+    rows = token_rows(task, lists(cross_encoder.LISTS), folder)
+    alone = predicted(task, rows, folder)
+    model.config.update({"rank_weight": 0.5})
+    batch = task.collator(load_tokenizer(folder), 1)([rows[number] for number in range(len(rows))])
+    with torch.no_grad():
+        found = pa.Table.from_batches([task.predictions(model, task.forward(model, batch), batch)])
+    assert found["logits"] == alone["logits"]
+    joined = task.join_labels(found, rows)
+    assert task.metric_inputs(joined, []).ranks.tolist() == task.metric_inputs(alone, []).ranks.tolist()
+    for logits, record in zip(
+        found["logits"].to_pylist(), Reranking({"loss": "mse"}).to_records(found, []), strict=True
+    ):
+        scores = {one["document"]: one["score"] for one in record["ranking"]}
+        for place, logit in enumerate(logits):
+            assert scores[place] == pytest.approx(logit - 0.5 * math.log(place + 1), abs=1e-6)
+    task.prepare(model, load_tokenizer(folder))
+    assert model.config.rank_weight == 0.0
+
+
 def test_the_candidates_of_a_search_are_ranked_and_what_it_missed_counts_as_not_found() -> None:
     rows = [("q1", "a", 1.0), ("q2", "b", 1.0), ("q1", "c", 1.0), ("q1", "d", 0.0)]
     batch = pa.RecordBatch.from_pylist([dict(zip(("query", "document", "label"), row, strict=True)) for row in rows])

@@ -108,7 +108,7 @@ def _check_requests(folder: Path) -> None:
     ((pair,), (alone,)) = (predictor.predict(record([one])) for one in (row, {"prompt": "cat dog Katze Hund"}))
     assert alone["rejected_reward"] is None and pair["rejected_reward"] is not None
     assert alone["reward"] == pytest.approx(pair["reward"], abs=1e-5)
-    assert KIND.same_prediction(pair, pair, 1e-4) and KIND.same_served([alone], [pair], 1e-4)
-    assert not KIND.same_served([{**alone, "reward": float("nan")}], [pair], 1e-4)
+    assert KIND.same_prediction(pair, pair, 1e-4) and KIND.same_records([alone], [pair], 1e-4)
+    assert not KIND.same_records([{**alone, "reward": float("nan")}], [pair], 1e-4)
     assert not KIND.same_prediction(pair, pair | {"reward": pair["reward"] + 1}, 1e-4)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2ForSequenceClassification"]

@@ -94,11 +94,11 @@ def test_thresholds_are_those_of_the_exported_weights_also_where_processes_share
     assert finish(both).state == "finished", (both / "log.txt").read_text()
     for name, job_dir in {"one": fitted["many"], "two": both}.items():
         config = json.loads((job_dir / "output/model/config.json").read_text())
-        predictions = predicted(rows, job_dir, tmp_path / name, "many")
-        found = MANY.metric_inputs(pq.read_table(predictions), tiny.LABELS)
+        predictions = pq.read_table(predicted(rows, job_dir, tmp_path / name, "many"))
+        found = MANY.metric_inputs(predictions, tiny.LABELS)
         assert config["problem_type"] == "multi_label_classification"
         assert config["thresholds"] == found.thresholds.tolist() != [0.5, 0.5, 0.5]
-        assert config["thresholds"] == pytest.approx(MANY.calibrate(found)["thresholds"], abs=1e-6)
+        assert config["thresholds"] == pytest.approx(MANY.calibrate(predictions, tiny.LABELS)["thresholds"], abs=1e-6)
 
 
 def predicted(rows: Path, fit: Path, job_dir: Path, name: str) -> Path:

@@ -128,6 +128,17 @@ def _negatives(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
         yield "data.negatives.range_max", f"{message}set it to {least + number} or more, or to null."
 
 
+def _rank_fusion(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
+    if not task_type_of(written).takes_candidates or not written["options"].get("rank_fusion"):
+        return
+    if written["data.negatives.num_candidates"] is None:
+        message = (
+            "true needs data.negatives.num_candidates: otherwise the documents of a row are in the order of the file, "
+            "which often has the relevant ones first. Set data.negatives.num_candidates, or this to false."
+        )
+        yield "options.rank_fusion", message
+
+
 def _teacher(written: WrittenRecipe) -> Iterator[tuple[str, str]]:
     if written["training.teacher"] is None:
         if (path := written["data.unlabelled"]) is not None:
@@ -238,6 +249,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _model_source,
     _registered_version,
     _negatives,
+    _rank_fusion,
     _teacher,
     _attention,
     _start,
