@@ -134,11 +134,15 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it.
 
-        While training goes on, a thread of rank 0 completes and reports the checkpoint, and removes older ones. An
-        error there is raised by the next call, or by `finish_checkpoint`.
+        First, rank 0 removes older ones but the last two. While training goes on, a thread of rank 0 completes and
+        reports the checkpoint. An error there is raised by the next call, or by `finish_checkpoint`.
         """
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
         self._completing.wait()
+        if rank() == 0:
+            # Not once a checkpoint is complete: Linux gives the memory of files that were just removed to the next
+            # ones, while memory that was free for some seconds may have gone back from a virtual machine to its host.
+            checkpoints.rotate(self.checkpoints)
         staging = nullcontext(checkpoints.staging_folder(final))
         with checkpoints.open_staging(final) if rank() == 0 else staging as folder:
             if rank() in machine_files.first_ranks(self.checkpoints):
@@ -153,7 +157,6 @@ class Task:
 
         def complete() -> None:
             checkpoints.complete(final, needs, environment)
-            checkpoints.rotate(final.parent)
             seconds = time.monotonic() - began
             self.events.write("checkpoint", step=step, seconds=round(seconds, 3), paused=round(paused, 3))
 

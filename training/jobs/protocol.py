@@ -266,9 +266,9 @@ class Saved(TypedDict):
     time: float
     step: int
     seconds: float
-    """From its beginning until it is on the disk, and older ones are removed."""
+    """From its beginning until it is on the disk."""
     paused: float
-    """Those until its files were written, in which training waited."""
+    """Those until older ones were removed and its files were written, in which training waited."""
 
 
 class OfProgram(TypedDict):

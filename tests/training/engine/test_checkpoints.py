@@ -92,7 +92,7 @@ def test_checkpoint_that_could_not_be_completed_is_reported_at_the_next(tmp_path
         with task.write_checkpoint(step, []) as folder:
             (folder / "file").write_text("weights")
             (task.checkpoints / checkpoints.name(step)).mkdir()
-            (task.checkpoints / checkpoints.name(step) / "in the way").touch()
+            (task.checkpoints / checkpoints.name(step) / checkpoints.MANIFEST).write_text('{"needs": []}')
 
     write_over(1)
     while not task.has_lost_checkpoint:
