@@ -28,8 +28,8 @@ from training.jobs.protocol import EVENTS, Job, read_events
 KILL_EVERY_S = 60.0
 LOST_EACH = 5
 """Kills from one lost machine to the next."""
-CHECKPOINT_S = 6.0
-"""By Young's formula: sqrt(2 * cost of a checkpoint * KILL_EVERY_S), with a cost of 0.3 s."""
+CHECKPOINT_S = 8.0
+"""By Young's formula: sqrt(2 * cost of a checkpoint * KILL_EVERY_S), with a cost of 0.5 s."""
 ALONE_S = 40.0
 """Of an undisturbed training, whose later half gives the seconds of a step."""
 STEPS_DONE = "steps.txt"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.forked import finetune
 from tests.flows.small import states
 from tests.task_types import write_project
+from training.task_types.reranking import Reranking
 
 
 @pytest.mark.drill
@@ -40,3 +42,13 @@ def test_negatives_are_found_once_and_a_reranker_gets_those_of_registered_embedd
     first = run("reranking", *found)
     assert first["mine_negatives"] == "ran" and json.loads(out.read_text())["state"] == "completed"
     assert run("reranking", *found, "options.loss=list_net")["mine_negatives"] == "cached"
+
+    fused = run("reranking", *found, "options.rank_fusion=true")
+    assert (fused["mine_negatives"], fused["fit"]) == ("cached", "ran")
+    ended = {stage["name"]: stage["artifact"] for stage in json.loads(out.read_text())["stages"]}
+    folders = {name: home / ended[name] for name in ("fit", "predict")}
+    weight = json.loads((folders["fit"] / "model/config.json").read_text())["rank_weight"]
+    predicted = pq.read_table(folders["predict"] / "validation.parquet")
+    assert json.loads(predicted.schema.metadata[b"rank_weight"]) == weight
+    told = json.loads(out.read_text())["metrics"]["validation"]["ndcg_at_10"]["value"]
+    assert told == pytest.approx(Reranking().metric_inputs(predicted, []).row_scores.mean())

@@ -125,11 +125,11 @@ class Checkpoints:
             start = self._resume(folder)
             for step in range(start + 1, self.last_step + 1):
                 world.sleep(world.random.choice((0.0, 0.1, 5.0)))
+                product.rotate(folder)
                 self._write(folder, step)
                 self.written.add(step)
                 self.saved = step
                 world.count("checkpoints")
-                product.rotate(folder)
                 if lacking := {max(step - 1, 1), step}.difference(whole := self.whole_steps()):
                     raise world.broken(f"after step {step}, {lacking} are not whole or lack what they need: {whole}")
             best = folder / product.name(self._best(self.last_step))

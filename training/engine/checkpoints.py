@@ -305,7 +305,11 @@ def rotate(folder: Path, newest: int = 2) -> None:
     In a job with a folder OUTGOING, it moves those without an upload there, unless the disk is nearly full.
     """
     newest_first = sorted(_checkpoints(folder), key=step_of, reverse=True)
-    kept = {name for checkpoint in newest_first[:newest] for name in [checkpoint.name, *_needs(checkpoint)]}
+    kept = set[str]()
+    for checkpoint in newest_first[:newest]:
+        kept.add(checkpoint.name)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged: nothing resumes from it
+            kept.update(_needs(checkpoint))
     for checkpoint in newest_first:
         if checkpoint.name not in kept and not _move_to_outgoing(checkpoint):
             _remove(checkpoint)

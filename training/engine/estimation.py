@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training.recipe import Training
 
 KEPT_CHECKPOINTS = 3
-"""The newest two, and the one that is being written. The best one is counted separately."""
+"""Two are kept, and a third is being written, or stays until the next one is. The best one is counted separately."""
 BYTES_PER_WEIGHT = 4
 """Weights are loaded in float32."""
 LATER_IMPORTS, KERNELS = 80_000_000, 100_000_000

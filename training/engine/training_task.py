@@ -134,14 +134,16 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it.
 
-        First, rank 0 removes older ones but the last two. While training goes on, a thread of rank 0 completes and
-        reports the checkpoint. An error there is raised by the next call, or by `finish_checkpoint`.
+        First, rank 0 removes all checkpoints but the newest two and those that they need. While training goes on, a
+        thread of rank 0 completes and reports the new one. An error there is raised by the next call, or by
+        `finish_checkpoint`.
         """
         began, final = time.monotonic(), self.checkpoints / checkpoints.name(step)
         self._completing.wait()
         if rank() == 0:
-            # Not once a checkpoint is complete: Linux gives the memory of files that were just removed to the next
-            # ones, while memory that was free for some seconds may have gone back from a virtual machine to its host.
+            # Right before the next files are written, and not once a checkpoint is complete: Linux uses memory again
+            # that was freed a moment ago. Memory that is free for some seconds may go back from a virtual machine to
+            # its host, and is slow to get again.
             checkpoints.rotate(self.checkpoints)
         staging = nullcontext(checkpoints.staging_folder(final))
         with checkpoints.open_staging(final) if rank() == 0 else staging as folder:
@@ -214,7 +216,7 @@ class Task:
             return None
         newest = self.checkpoints / checkpoints.name(max(steps))
         self.share_checkpoint(newest, source=steps.index(max(steps)))
-        if is_first and rank() > 0:  # rank 0 does so after each checkpoint
+        if is_first and rank() > 0:  # rank 0 does so before it writes a checkpoint
             checkpoints.rotate(self.checkpoints)
         return newest
 

@@ -268,7 +268,7 @@ class Saved(TypedDict):
     seconds: float
     """From its beginning until it is on the disk."""
     paused: float
-    """Those until older ones were removed and its files were written, in which training waited."""
+    """Those in which training waited: for the checkpoint before, for the removal of older ones, and for the files."""
 
 
 class OfProgram(TypedDict):

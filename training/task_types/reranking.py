@@ -10,8 +10,8 @@ the model's output           logits (D, 1), then (B, L); a score is a logit, or 
 The tokens of a row are those of the query with each document, one pair after another, each cut at tokens.max_length.
 `query` is a hash of the query's text: in metrics, all rows with one text are one query. If a search has found the
 candidates of an evaluated split, they are those of the query's first row, in the order of the search, and `missed` are
-the labels of its relevant documents that are not among them. With options.rank_fusion, the candidates are sorted by the
-logit less `rank_weight` of config.json times ln(rank in the search), and the score is that, or its sigmoid.
+the labels of its relevant documents that are not among them. With options.rank_fusion, a score has
+logit - rank_weight * ln(rank in the search) in place of the logit.
 
 B rows of a batch, D documents of all of them, L documents of a row at most.
 """
@@ -59,7 +59,8 @@ MISSED = "missed"
 RANK_WEIGHT = "rank_weight"
 """The name of the weight in the model's config and, as JSON, in the schema metadata of predictions."""
 _RANK_WEIGHTS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-"""Those that are tried, in standard deviations of the logits: by the last, places count more than most logits."""
+"""The weights that are tried, in standard deviations of the logits. With the largest, ranks count more than most
+differences between logits."""
 
 
 class Reranking(MinesNegatives, Calibrated):
@@ -76,10 +77,9 @@ class Reranking(MinesNegatives, Calibrated):
         """The weight of relevant documents in binary_cross_entropy, such as the number of others for each of them.
         null: 1."""
         rank_fusion: bool = False
-        """Whether candidates are sorted by their logits and their ranks in the search together, which needs
-        data.negatives.num_candidates: a weight times ln(rank) is subtracted from the logit. Of some weights, the one
-        with the best ndcg_at_10 of validation is chosen after training. The documents of new rows must be in the order
-        of the same search."""
+        """Whether candidates are sorted by logit - weight * ln(rank in the search). It needs
+        data.negatives.num_candidates. After training, the weight with the best ndcg_at_10 of validation is chosen. New
+        rows must have their documents in the order of the same search."""
 
     options: Options
     option_stages: ClassVar = {
@@ -221,8 +221,8 @@ class Reranking(MinesNegatives, Calibrated):
     def calibrate(self, predictions: pa.Table, labels: Sequence[str]) -> dict[str, Any]:
         """The weight with the best nDCG of the first ten documents; the lowest of equally good ones."""
         logits, places = _logits_and_places(predictions)
-        spread = float(logits.std()) if len(logits) else 0.0
-        weights = [round(spread * weight, 4) for weight in _RANK_WEIGHTS]
+        spread = np.std(logits[np.isfinite(logits)]) if len(logits) else 0.0
+        weights = [float(f"{spread * weight:.4g}") for weight in _RANK_WEIGHTS]
         scores = [_rank(predictions, logits - weight * np.log1p(places)).row_scores for weight in weights]
         return {RANK_WEIGHT: weights[int(np.argmax([found.sum() for found in scores]))]}
 
@@ -281,8 +281,8 @@ class Reranking(MinesNegatives, Calibrated):
     def metric_inputs(self, predictions: pa.Table, labels: Sequence[str]) -> Rankings:
         """By the logits alone, unless a search has found the candidates: the order of a file may have the relevant ones
         first."""
-        logits, _ = _logits_and_places(predictions)
-        return _rank(predictions, _fuse(predictions) if MISSED in predictions.column_names else logits)
+        searched = MISSED in predictions.column_names
+        return _rank(predictions, _fuse(predictions) if searched else _logits_and_places(predictions)[0])
 
     def empty_predictions(self, labels: Sequence[str]) -> Rankings:
         nothing = np.empty(0)
@@ -309,9 +309,9 @@ class Reranking(MinesNegatives, Calibrated):
         return {"score": pa.float64(), "ranking": pa.list_(ranked)}
 
     def to_records(self, predictions: pa.Table, labels: Sequence[str]) -> list[dict[str, Any]]:
-        ends = np.cumsum(predictions["logits"].combine_chunks().value_lengths().to_numpy())[:-1]
+        ends = np.cumsum(predictions["logits"].combine_chunks().value_lengths().to_numpy())
         records = []
-        for fused in np.split(_fuse(predictions), ends):
+        for fused in np.split(_fuse(predictions), ends)[: len(ends)]:
             order = np.argsort(-fused, kind="stable").tolist()
             ranking = [{"document": place, "score": self._score(float(fused[place]))} for place in order]
             records.append({"score": ranking[0]["score"], "ranking": ranking})
@@ -379,9 +379,9 @@ def _logits_and_places(predictions: pa.Table) -> tuple[npt.NDArray[np.float64], 
 
 
 def _fuse(predictions: pa.Table) -> npt.NDArray[np.float64]:
-    """The logits of all documents, one after another, with their ranks in the search."""
+    """Logit - weight * ln(rank in the search) of all documents, one after another."""
     logits, places = _logits_and_places(predictions)
-    return logits - json.loads((predictions.schema.metadata or {}).get(RANK_WEIGHT.encode(), b"0")) * np.log1p(places)
+    return logits - json.loads(predictions.schema.metadata[RANK_WEIGHT.encode()]) * np.log1p(places)
 
 
 def _places(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

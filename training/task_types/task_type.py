@@ -175,7 +175,7 @@ class PredictionsToRecords(ABC):
     def same_records(
         self, served: Sequence[Mapping[str, Any]], stored: Sequence[Mapping[str, Any]], tolerance: float
     ) -> bool:
-        """The same for a model that MLflow serves without a pipeline, as records."""
+        """Whether the records of a model that MLflow serves without a pipeline agree with the stored ones."""
         return all(self.same_prediction(given, record, tolerance) for given, record in zip(served, stored, strict=True))
 
 
@@ -306,7 +306,7 @@ class Calibrated(TaskType):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the options ask for it."""
+        """Whether these options need such values."""
         return True
 
     @abstractmethod

@@ -86,9 +86,8 @@ ALLOWED_IN_TASKS = {
         *("unfitting_floor", "unknown_slices"),
     },
 }
-# The hooks of a task type that only figures and the baseline come from: fit calls them where figures can change the
-# weights, or for what a task type calibrates. The last line is the search in a corpus, by predict alone, which then
-# leaves out no code of evaluation.
+# The hooks of a task type that call code of evaluation. fit leaves out that code, unless figures can change the weights
+# or the task type calibrates. The last line is the search in a corpus, by predict alone, which then leaves out none.
 FIGURE_HOOKS = {
     *("baseline", "_rank_by_words", "metric_inputs", "empty_predictions", "write_turns"),
     *("tokenizer_problems", "_rank", "rows_of_entries"),

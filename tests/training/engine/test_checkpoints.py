@@ -92,7 +92,7 @@ def test_checkpoint_that_could_not_be_completed_is_reported_at_the_next(tmp_path
         with task.write_checkpoint(step, []) as folder:
             (folder / "file").write_text("weights")
             (task.checkpoints / checkpoints.name(step)).mkdir()
-            (task.checkpoints / checkpoints.name(step) / checkpoints.MANIFEST).write_text('{"needs": []}')
+            (task.checkpoints / checkpoints.name(step) / "in the way").touch()
 
     write_over(1)
     while not task.has_lost_checkpoint:
@@ -107,6 +107,18 @@ def test_checkpoint_that_could_not_be_completed_is_reported_at_the_next(tmp_path
     with pytest.raises(MemoryError), task.finishing_checkpoint():  # the error of training matters more
         write_over(4)
         raise MemoryError
+
+
+def test_a_damaged_checkpoint_before_the_newest_does_not_keep_the_next_from_being_written(tmp_path: Path) -> None:
+    task = task_in(tmp_path)
+    for step in (1, 2):
+        write(task.checkpoints, step)
+    (task.checkpoints / "checkpoint-1" / checkpoints.MANIFEST).write_text("{")
+    for step in (3, 4):
+        with task.write_checkpoint(step, []) as folder:
+            (folder / "file").write_text("weights")
+    task.finish_checkpoint()
+    assert {path.name for path in task.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-3", "checkpoint-4"}
 
 
 def test_newest_is_by_step_and_not_by_name(tmp_path: Path) -> None:

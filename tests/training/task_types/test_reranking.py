@@ -287,7 +287,9 @@ def test_the_weight_of_the_ranks_in_the_search_is_the_best_of_validation() -> No
     assert task.metric_inputs(searched(logits, relevant, weight), []).ranks.tolist() == [1, 1]
     assert task.calibrate(searched(logits, relevant, 9.0), [])["rank_weight"] == weight
     assert task.calibrate(searched(logits, [1, 1]), []) == {"rank_weight": 0.0}
-    assert task.calibrate(searched([], []), []) == {"rank_weight": 0.0}
+    assert task.calibrate(searched([], []), []) == {"rank_weight": 0.0} and task.to_records(searched([], []), []) == []
+    broken = task.calibrate(searched([*logits, [0.0, math.nan]], [*relevant, 0]), [])["rank_weight"]
+    assert math.isfinite(broken)
 
 
 def test_rows_in_the_order_of_a_file_are_measured_by_the_model_alone_and_new_rows_are_not(tmp_path: Path) -> None:
@@ -327,7 +329,8 @@ def test_the_candidates_of_a_search_are_ranked_and_what_it_missed_counts_as_not_
             "logits": pa.array([[0.1, 0.9], [0.8, 0.2], [9.0], [9.0]], pa.list_(pa.float32())),
             "query": [7, 3, 7, 7],
             "missed": found["missed"],
-        }
+        },
+        metadata={"rank_weight": "0.0"},
     )
     ranked = Reranking().metric_inputs(predictions, [])
     assert isinstance(ranked, Rankings) and ranked.query_rows.tolist() == [0, 1]
