@@ -130,7 +130,7 @@ MINED = {
 WITH_CORPUS = {**MINED, "data": {**MINED["data"], "corpus": "others/test.csv"}}
 LISTS = {"source": "csv", "path": "rows", "columns": {"documents": "documents", "labels": "labels"}}
 SEARCHED: dict[str, Any] = {**RERANKING, "data": {**LISTS, "negatives": {"source": "bm25"}}}
-RANKED_AGAIN: dict[str, Any] = {**RERANKING, "data": {**LISTS, "negatives": {"source": "bm25", "num_candidates": 9}}}
+WITH_CANDIDATES: dict[str, Any] = {**RERANKING, "data": {**LISTS, "negatives": {"source": "bm25", "num_candidates": 9}}}
 FOUND = MINED | {"data": {**PAIRED["data"], "negatives": {"source": "registry", "path": "found/1"}}}
 TAUGHT: dict[str, Any] = {"training.teacher": {"source": "folder", "path": "me/small"}}
 UNLABELLED: dict[str, Any] = {**TAUGHT, "data.unlabelled": "others/train.csv"}
@@ -507,7 +507,7 @@ OPTIONS: dict[str, dict[str, Change | Nothing]] = {
     "reranking": {
         "loss": Change("mse", "load_data tokenize fit predict_champion", RERANKING),
         "pos_weight": Change(2.0, "fit", RERANKING),
-        "rank_fusion": Change(True, "fit", RANKED_AGAIN),
+        "rank_fusion": Change(True, "fit", WITH_CANDIDATES),
     },
     "multiple-choice": {},
     "question-answering": {

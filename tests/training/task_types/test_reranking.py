@@ -265,7 +265,7 @@ def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> Non
 
 
 def searched(logits: list[list[float]], relevant: list[int], weight: float = 0.0) -> pa.Table:
-    """Predictions of a query with two candidates a row, of which the one at this place is relevant."""
+    """Predictions for one query a row, each with two candidates. `relevant` is the place of its relevant one."""
     labels = [[float(place == one) for place in range(2)] for one in relevant]
     return pa.table(
         {
