@@ -297,3 +297,10 @@ def test_threads_spin_shortly_unless_the_user_has_a_policy(home: Path, monkeypat
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     added = added_environment({})
     assert added["OMP_WAIT_POLICY"] == "ACTIVE" and "GOMP_SPINCOUNT" not in added
+
+
+def test_programs_ask_for_large_pages_unless_the_user_tunes_malloc(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert added_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    assert added_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
