@@ -57,21 +57,24 @@ def reproduce(arguments: argparse.Namespace) -> int:
         )
     reproduction.require_whole(record, name)
     inputs = reproduction.find_stored_inputs(record)
-    folders = {stage: ref.path for stage, ref in inputs.items()}
-    with reproduction.start_model(record) as start, _fresh_home(into, record["model"]["digest"]) as fresh:
-        recipe = reproduction.recorded_recipe(record, start)
+    stored = {**inputs, **reproduction.find_made_by_versions(record)}
+    folders = {stage: ref.path for stage, ref in stored.items()}
+    with reproduction.find_versions(record) as versions, _fresh_home(into, record["model"]["digest"]) as fresh:
+        recipe = reproduction.recorded_recipe(record, versions.start)
+        reproduction.link_stored(stored, folders)
         if inputs:
             print(f"Files are missing here: {' and '.join(inputs)} as stored.")
+            start = None if "load_model" in inputs else versions.start
             files = None if start is None else pin_model_folder(start)
-            lock = reproduction.use_stored_inputs(record, inputs, folders, files)
+            lock = reproduction.recorded_lock(record, versions, files)
         else:
-            lock = pin(recipe)
+            lock = pin(recipe, versions=versions.others)
             reproduction.require_recorded_files(record, lock)
         reproduction.set_recorded_threads(record)
         differences = reproduction.differences(record, lock, reproduction.describe_machine())
         print("\n".join(_describe_inputs(record, differences)), flush=True)
         batches = reproduction.RecordedBatches(recipe, record, batch_division)
-        result = fine_tune_here(recipe, batches, recorded=lock if inputs else None)
+        result = fine_tune_here(recipe, batches, recorded=lock)
         if result["state"] == "completed":
             lines, code, same = _compare(record, result, differences)
             print("\n".join(lines))

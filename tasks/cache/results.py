@@ -102,6 +102,8 @@ class PinnedVersion(BaseModel):
     """Tokens after which a text is cut."""
     options: dict[str, Any] | None = None
     """The options of its task type; None if the version does not record them, or has another task type."""
+    folder: Path | None = Field(default=None, exclude=True)
+    """Its files, in a reproduction: the registry there lacks the version."""
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"

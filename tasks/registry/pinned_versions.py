@@ -281,10 +281,12 @@ def files_of_version(pinned: PinnedVersion, where: str) -> dict[str, Files]:
 
 
 def find_folders(work: Work, pinned: PinnedVersion, where: str) -> dict[str, Path]:
-    """Finds the folders of the version's model and tokenizer, by part: one folder in the store if this home or the
-    shared store has it, otherwise folders downloaded from MLflow.
+    """Finds the folders of the version's model and tokenizer, by part: the one that the version brings, else one in the
+    store if this home or the shared store has it, otherwise folders downloaded from MLflow.
 
     Raises UserError for the recipe's field `where` and for a version whose signature is refused, and MlflowFailed."""
+    if pinned.folder is not None:
+        return dict.fromkeys(PARTS, pinned.folder)
     signed = _verify(pinned, work)
     return _find_in_store(pinned, signed) or _fetch_folders(work, pinned, signed, where)
 
@@ -386,8 +388,10 @@ def find_tokenizer(pinned: PinnedVersion, out: Path, where: str) -> Path:
 
 
 def fetch_config(pinned: PinnedVersion, where: str) -> dict[str, Any]:
-    """Downloads the version's config.json from MLflow; empty if the version has none. Raises UserError for the
-    recipe's field `where`, and MlflowFailed."""
+    """Downloads the version's config.json from MLflow, unless the version brings its folder; empty if it has none.
+    Raises UserError for the recipe's field `where`, and MlflowFailed."""
+    if pinned.folder is not None:
+        return read_json(pinned.folder / "config.json")
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         _download(pinned, _verify(pinned), {"model": Path(folder)}, where, only="config.json")
         require_no_other_files(Path(folder))

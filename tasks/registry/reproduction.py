@@ -7,14 +7,14 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tasks.cache import store
 from tasks.cache.code import code_digests, library_versions
 from tasks.cache.garbage_collection import in_use
-from tasks.cache.results import Artifact, Lock, PinnedFile
+from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedVersion, VersionOfTask
 from tasks.cache.stage import Listener, Row, Work
 from tasks.home import home, without_credentials
 from tasks.jobs.commands import python_argv
@@ -25,13 +25,25 @@ from tasks.registry.pinned_versions import PARTS, find_folders
 from tasks.registry.slsa_statement import require_signed_record
 from tasks.registry.version_signatures import verify_version
 from tasks.shared_store.bucket_remote import find_artifact
-from tasks.tracking.connection import FLOW_RUN_TAG
+from tasks.tracking.connection import FLOW_RUN_TAG, MlflowFailed
 from training.data.file_systems import display_name, is_url
 from training.jobs.protocol import Job
 from training.problems import Problem, UserError
 from training.recipe import Recipe, parse
 
+Version = TypeVar("Version", bound=PinnedVersion)
 PROGRAM = "training.programs.describe_machine"
+OTHER_VERSIONS = {"negatives_version": "data.negatives.path", "teacher_version": "training.teacher.path"}
+"""The recipe's fields that name registered models, besides the one that training starts from, by field of the lock."""
+
+
+class RecordedVersions(NamedTuple):
+    """The registered models that a training used."""
+
+    start: Path | None
+    """The folder of the one that it started from; None if it started from the base model."""
+    others: Mapping[str, VersionOfTask]
+    """By field of the lock."""
 
 
 class Difference(NamedTuple):
@@ -75,22 +87,37 @@ def require_signed(record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def start_model(record: Mapping[str, Any]) -> Iterator[Path | None]:
-    """A temporary folder with the registered model that training started from, taken from the store or MLflow; None if
-    training started from the base model. Raises UserError if the model is no longer available."""
-    version = Lock.model_validate(record["lock"]).start
-    if version is None:
-        yield None
-        return
-    work = Work(key=f"start-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
-    folder = work.job / "start"
+def find_versions(record: Mapping[str, Any]) -> Iterator[RecordedVersions]:
+    """The registered models that the training used, with temporary folders of their files, from the store or MLflow.
+    Raises UserError if the one that training started from is no longer available; one of the others has no folder then,
+    because what it made may be stored."""
+    lock = Lock.model_validate(record["lock"])
+    with contextlib.ExitStack() as folders:
+        folders.enter_context(in_use())  # the store keeps the linked files
+        start = None
+        if lock.start is not None:
+            start = folders.enter_context(_with_folder(lock.start, "VERSION", _find_load_model(record))).folder
+        others: dict[str, VersionOfTask] = {}
+        for role, where in OTHER_VERSIONS.items():
+            if (version := getattr(lock, role)) is not None:
+                others[role] = version
+                with contextlib.suppress(UserError, MlflowFailed):
+                    others[role] = folders.enter_context(_with_folder(version, where))
+        yield RecordedVersions(start, others)
+
+
+@contextlib.contextmanager
+def _with_folder(version: Version, where: str, parts: Mapping[str, Path] | None = None) -> Iterator[Version]:
+    """The version with a temporary folder, into which the files of its parts are linked; they are found if they are not
+    given."""
+    work = Work(key=f"version-{uuid.uuid4().hex[:12]}", out=Path(os.devnull), run="")
     try:
-        with in_use():  # the store keeps the linked files
-            parts = _find_load_model(record) or find_folders(work, version, "VERSION")
-            folder.mkdir(parents=True)
-            for file in (file for part in parts.values() for file in part.iterdir()):
-                store.link_or_copy(str(file), str(folder / file.name))
-            yield folder
+        parts = parts or find_folders(work, version, where)
+        folder = work.job / "version"
+        folder.mkdir(parents=True)
+        for file in {file.name: file for part in parts.values() for file in part.iterdir()}.values():
+            store.link_or_copy(str(file), str(folder / file.name))
+        yield version.model_copy(update={"folder": folder})
     finally:
         shutil.rmtree(work.job, ignore_errors=True)
 
@@ -129,36 +156,35 @@ def _replace_values(fields: Any, values: Any) -> Any:
 
 def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
     """The recorded rows, base model and outputs of a teacher, by stage, if the files that they were made of are missing
-    here, and negatives and outputs that are of a registered version: from this home or the shared store. Empty if
-    nothing is missing, or not all of it is stored."""
+    here: from this home or the shared store. Empty if nothing is missing, or not all of it is stored."""
     recorded = Lock.model_validate(record["lock"])
     files = {"load_data": recorded.all_data_files, "load_model": [*recorded.model_files.values()]}
     files |= {"load_unlabelled": recorded.unlabelled, "teacher_outputs": [*recorded.teacher_files.values()]}
     missing = [stage for stage, pinned in files.items() if any(map(_is_missing, pinned))]
-    versions = {"mine_negatives": recorded.negatives_version, "teacher_outputs": recorded.teacher_version}
-    # The present registry may lack the version.
-    missing += [stage for stage, version in versions.items() if version is not None]
-    keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
-    found: dict[str, Artifact] = {}
-    for stage in missing:
-        if stage in keys and (artifact := find_artifact(stage, keys[stage])):
-            found[stage] = artifact
+    found = _find_stored(record, missing)
     return found if len(found) == len(missing) else {}
+
+
+def find_made_by_versions(record: Mapping[str, Any]) -> dict[str, Artifact]:
+    """The stored artifacts that registered models made, by stage. With other code they are made again."""
+    lock = Lock.model_validate(record["lock"])
+    versions = {"mine_negatives": lock.negatives_version, "teacher_outputs": lock.teacher_version}
+    return _find_stored(record, [stage for stage, version in versions.items() if version is not None])
+
+
+def _find_stored(record: Mapping[str, Any], stages: Iterable[str]) -> dict[str, Artifact]:
+    keys = {stage["name"]: stage["key"] for stage in record["stages"] if stage["key"]}
+    found = {stage: find_artifact(stage, keys[stage]) for stage in stages if stage in keys}
+    return {stage: artifact for stage, artifact in found.items() if artifact is not None}
 
 
 def _is_missing(file: PinnedFile) -> bool:
     return not is_url(file.path) and not Path(file.path).exists()
 
 
-def use_stored_inputs(
-    record: Mapping[str, Any],
-    inputs: Mapping[str, Artifact],
-    folders: Mapping[str, Path],
-    start: Mapping[str, PinnedFile] | None,
-) -> Lock:
-    """Links the artifacts into the present home, from these folders, and returns the recorded lock. `start` are the
-    files of the registered model that training starts from, which the present home may lack."""
-    for stage, ref in inputs.items():
+def link_stored(artifacts: Mapping[str, Artifact], folders: Mapping[str, Path]) -> None:
+    """Links the artifacts into the present home, from these folders."""
+    for stage, ref in artifacts.items():
         target = store.folder(stage, ref.key)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,8 +193,18 @@ def use_stored_inputs(
             shutil.copytree(folders[stage], aside, copy_function=store.link_or_copy)
             (aside / store.RECORD).unlink(missing_ok=True)
             aside.rename(target)
-    lock = Lock.model_validate(record["lock"])
-    if start is None or "load_model" in inputs:
+
+
+def recorded_lock(
+    record: Mapping[str, Any], versions: RecordedVersions, start: Mapping[str, PinnedFile] | None
+) -> Lock:
+    """The recorded lock with these versions.
+
+    Args:
+        start: the files of the registered model that training starts from, unless its artifact is stored.
+    """
+    lock = Lock.model_validate(record["lock"]).model_copy(update=dict(versions.others))
+    if start is None:
         return lock
     of_folder = {"started_from": None, "model_version": None, "model_files": {**start, **lock.model_files}}
     return lock.model_copy(update=of_folder)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tasks.cache.digests import Digests
 from tasks.cache.history import History
 from tasks.cache.input_files import Progress, digests_of, pin_files, pin_images
-from tasks.cache.results import Lock, PinnedCommit, PinnedFile, PinnedRows
+from tasks.cache.results import Lock, PinnedCommit, PinnedFile, PinnedRows, VersionOfTask
 from tasks.cache.stage import Inputs, Work, action
 from tasks.home import home
 from tasks.hub.client import Found, Kind, find_publishing_problems, look_up
@@ -93,13 +94,19 @@ def _download_metrics(recipe: Recipe) -> None:
         raise UserError(problems)
 
 
-def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Sequence[Problem] = ()) -> Lock:
+def pin(
+    recipe: Recipe,
+    progress: Progress = lambda done, total: None,
+    known: Sequence[Problem] = (),
+    versions: Mapping[str, VersionOfTask] = MappingProxyType({}),
+) -> Lock:
     """The content behind the recipe's names. Raises UserError with all problems, including those in `known`.
 
-    `progress` is called while files at URLs are read, with the bytes read and the total.
+    `progress` is called while files at URLs are read, with the bytes read and the total. `versions` are not looked up:
+    those that find negatives and teach, by field of the lock.
     """
     problems = [*known]
-    found = _pin_names(recipe, progress, problems)
+    found = _pin_names(recipe, progress, problems, versions)
     compute = recipe.compute
     gpus, machines = len(visible_gpus()), compute.num_machines
     processes = max(1, gpus) * machines if compute.num_processes == "auto" else compute.num_processes
@@ -110,9 +117,11 @@ def pin(recipe: Recipe, progress: Progress = lambda done, total: None, known: Se
     return Lock(mixed_precision=precision, num_processes=processes, num_machines=machines, **found)
 
 
-def _pin_names(recipe: Recipe, progress: Progress, problems: list[Problem]) -> dict[str, Any]:
+def _pin_names(
+    recipe: Recipe, progress: Progress, problems: list[Problem], versions: Mapping[str, VersionOfTask]
+) -> dict[str, Any]:
     """Fields of the lock; adds to `problems`. The base model is not looked up if training starts from the champion."""
-    found = _start()
+    found = {**_start(), **versions}
     try:
         found |= _pin_data(recipe, found, progress) | _pin_negatives(recipe, found) | _pin_unlabelled(recipe)
         problems += _find_absent_splits(recipe, found)
@@ -317,7 +326,7 @@ def _pin_model(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
 def _pin_negatives(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     """The version that finds negatives, if the recipe names one."""
     negatives = recipe.data.negatives
-    if negatives is None or negatives.source != "registry":
+    if negatives is None or negatives.source != "registry" or "negatives_version" in found:
         return {}
     version = find_retriever(recipe)
     if str(version) != negatives.path:
@@ -328,7 +337,7 @@ def _pin_negatives(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
 def _pin_teacher(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     """The teacher's version, commit or files, if the recipe has one."""
     teacher = recipe.training.teacher
-    if teacher is None:
+    if teacher is None or "teacher_version" in found:
         return {}
     if teacher.source != "registry":
         found["notes"] += _name_unchecked(recipe, teacher.path, "unknown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -53,3 +54,7 @@ def test_negatives_are_found_once_and_a_reranker_gets_those_of_registered_embedd
     reported = json.loads(out.read_text())["metrics"]["validation"]["ndcg_at_10"]["value"]
     scores = Reranking().metric_inputs(predicted, []).row_scores
     assert reported == pytest.approx(scores.mean())
+
+    shutil.rmtree(home / "artifacts/mine_negatives")  # as after an update, when they have another key
+    reproduced = finetune(home, "reproduce", "reranking/1", **server)
+    assert reproduced.returncode == 0 and "The same bytes: sha256" in reproduced.stdout, reproduced.stdout

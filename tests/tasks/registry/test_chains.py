@@ -14,7 +14,7 @@ from tasks.cache.stage import Work
 from tasks.jobs.job import job_of
 from tasks.registry import lineage
 from tasks.registry.model_card import _build_introduction, pin_recipe
-from tasks.registry.reproduction import recorded_recipe, start_model, use_stored_inputs
+from tasks.registry.reproduction import find_versions, recorded_lock, recorded_recipe
 from tasks.registry.versions import BASE_VERSION_TAG, STARTED_FROM_TAG, TASK_TAG
 from tasks.stages.load_model import load_model
 from tasks.stages.mine_negatives import mine_negatives
@@ -264,11 +264,12 @@ def test_a_reproduction_starts_from_the_pinned_version_and_not_from_todays_champ
         lineage.RECIPE_WITHOUT_DEFAULTS: values,
         "stages": [],
     }
-    with start_model(record) as start:
+    with find_versions(record) as versions:
+        start = versions.start
         assert start is not None and (start / "model.safetensors").read_bytes() == NO_WEIGHTS
         again = recorded_recipe(record, start)
         assert (again.model.source, again.model.path) == ("folder", str(start))
         # If rows are missing here, the lock is the recorded one, and the fresh home has neither store nor registry.
         files = pin(again).model_files
-        kept = use_stored_inputs(record, {}, {}, files)
+        kept = recorded_lock(record, versions, files)
         assert (kept.start, kept.model_files, kept.data_files) == (None, files, lock.data_files)

@@ -14,7 +14,7 @@ from tasks.home import home as create_home
 from tasks.registry.model_spec import find_model
 from tasks.registry.monitored_versions import find_monitored, read_evaluations
 from tasks.registry.pinned_versions import find_current, find_folders
-from tasks.registry.reproduction import start_model
+from tasks.registry.reproduction import find_versions
 from tasks.registry.versions import (
     CALIBRATION_TAG,
     COLUMNS_TAG,
@@ -291,7 +291,8 @@ def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) ->
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
     lock = Lock(started_from=OTHER).model_dump(mode="json")
-    with start_model({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as folder:
+    with find_versions({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as versions:
+        folder = versions.start
         assert folder is not None and all((folder / file.name).samefile(file) for file in kept.path.glob("*/*"))
     assert not any((create_home() / "jobs").iterdir())
 
