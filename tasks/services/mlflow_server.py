@@ -16,10 +16,8 @@ from tasks.environment_variables import prepare_environment
 from tasks.home import home, mlflow_artifacts
 from tasks.servers import MLFLOW, ensure_password
 from tasks.services.request_guard import Guard, serve
-from tasks.tracking import connection
+from tasks.tracking.connection import SERVED_ROOT, update_artifact_paths
 
-ARTIFACT_ROOT = "mlflow-artifacts:/"
-"""Clients send and fetch files through the server."""
 UPLOADS = ("/api/2.0/mlflow-artifacts/artifacts/", "/ajax-api/2.0/mlflow-artifacts/artifacts/")
 """Files that are uploaded here go to the disk as they arrive."""
 
@@ -31,13 +29,13 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket that is bound to the port")
     options = parser.parse_args()
     prepare_environment()
-    connection.update_artifact_paths()
+    update_artifact_paths(is_server=True)
     database = f"sqlite:///{home() / 'mlflow.db'}"
     _configure_mlflow(database)
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
-    initialize_backend_stores(database, database, ARTIFACT_ROOT)
+    initialize_backend_stores(database, database, SERVED_ROOT)
     guard = Guard(
         app,
         options.port,
@@ -57,7 +55,7 @@ def _configure_mlflow(database: str) -> None:
     os.environ |= {
         constants.BACKEND_STORE_URI_ENV_VAR: database,
         constants.REGISTRY_STORE_URI_ENV_VAR: database,
-        constants.ARTIFACT_ROOT_ENV_VAR: ARTIFACT_ROOT,
+        constants.ARTIFACT_ROOT_ENV_VAR: SERVED_ROOT,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         constants.ARTIFACTS_DESTINATION_ENV_VAR: str(mlflow_artifacts()),
         "_MLFLOW_SGI_NAME": "uvicorn",

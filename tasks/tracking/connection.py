@@ -170,6 +170,8 @@ def _migrate(file: Path) -> None:
     MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments(max_results=1)
 
 
+SERVED_ROOT = "mlflow-artifacts:/"
+"""Of the home's server: clients send and fetch files through it."""
 _PATH_COLUMNS = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),
@@ -179,26 +181,33 @@ _PATH_COLUMNS = {
 """Columns with absolute paths of files, by table of MLflow's database."""
 
 
-def update_artifact_paths() -> None:
-    """Rewrites the artifact paths in the home's database after the home was moved or copied."""
+def update_artifact_paths(*, is_server: bool = False) -> None:
+    """Rewrites the artifact paths in the home's database after the home was moved or copied. Those that only clients of
+    the home's server understand become paths too, unless this process is the server."""
     current, database = mlflow_artifacts(), _database_file()
     if not current.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
         return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
-        locations = connection.execute("SELECT artifact_location FROM experiments").fetchall()
-        urls = {url for (url,) in locations if url and url.startswith("file:///")}
+        locations = [url for (url,) in connection.execute("SELECT artifact_location FROM experiments") if url]
+        if not is_server and any(url.startswith(SERVED_ROOT) for url in locations):
+            _replace_root(connection, SERVED_ROOT, f"{current.as_uri()}/")
+        urls = {url for url in locations if url.startswith("file:///")}
         roots = {root for root, folder, _ in (url.rpartition(f"/{current.name}/") for url in urls) if folder}
         for root in roots:
             former = Path(unquote(urlsplit(root).path)) / current.name
             if former == current or (former.exists() and former.samefile(current)):
                 continue
             for old, new in ((former.as_uri(), current.as_uri()), (str(former), str(current))):
-                for table, columns in _PATH_COLUMNS.items():
-                    for column in columns:
-                        connection.execute(
-                            f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                            (f"{new}/", len(old) + 2, len(old) + 1, f"{old}/"),
-                        )
+                _replace_root(connection, f"{old}/", f"{new}/")
+
+
+def _replace_root(connection: sqlite3.Connection, old: str, new: str) -> None:
+    for table, columns in _PATH_COLUMNS.items():
+        for column in columns:
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                (new, len(old) + 1, len(old), old),
+            )
 
 
 @contextlib.contextmanager

@@ -65,6 +65,31 @@ def test_a_home_that_was_moved_is_served_where_it_is_now(
     assert found["experiment"]["artifact_location"] == (moved / "mlartifacts" / "small").as_uri()
 
 
+def test_files_that_were_written_through_the_server_are_read_and_moved_without_it(
+    tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.artifacts import download_artifacts
+
+    connect()
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", login()[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", login()[1])
+    with served() as (url, _):
+        client = MlflowClient(url)
+        experiment = client.create_experiment("small")
+        assert client.get_experiment(experiment).artifact_location == f"mlflow-artifacts:/{experiment}"
+        run = client.create_run(experiment).info.run_id
+        client.log_text(run, "sent", "note.txt")
+    moved = tracked.rename(tmp_path / "moved")
+    monkeypatch.setenv("FINETUNE_HOME", str(moved))
+    uri = f"sqlite:///{moved / 'mlflow.db'}"
+    assert connect().get_run(run).info.artifact_uri == (moved / f"mlartifacts/{experiment}/{run}/artifacts").as_uri()
+    assert Path(download_artifacts(artifact_uri=f"runs:/{run}/note.txt", tracking_uri=uri)).read_text() == "sent"
+    with served() as (url, _):
+        again = download_artifacts(artifact_uri=f"runs:/{run}/note.txt", tracking_uri=url)
+        assert Path(again).read_text() == "sent"
+
+
 def test_a_body_of_any_length_takes_no_memory_before_the_password_and_a_model_none_after_it(tracked: Path) -> None:
     content = bytes(MB)
     with served(NEW_PYTHON) as (url, pid):
