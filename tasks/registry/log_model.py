@@ -120,8 +120,10 @@ def _log_and_register(scratch: Path, job: Job, settings: LogModelSettings, event
         _replace_files(info.model_id, folder, scratch / "files", logged_parts(images=task_type.reads_images()))
     share_weights(MlflowClient().get_logged_model(info.model_id).artifact_location, folder, scratch / "shared")
     events.progress(done=1, total=3)
-    predictions = _compare(task_type, _fetch_logged(info.model_uri, scratch / "logged"), rows, stored, settings)
-    served = mlflow.pyfunc.load_model(info.model_uri).predict(inputs.to_pylist())
+    logged = _fetch_logged(info.model_uri, scratch / "logged")
+    predictions = _compare(task_type, logged, rows, stored, settings)
+    # By its URI, MLflow would fetch the model once more, into a temporary folder that it never removes.
+    served = mlflow.pyfunc.load_model(str(logged)).predict(inputs.to_pylist())
     same = task_type.same_served if is_pipeline else task_type.same_records
     if not same(served, predictions, settings.tolerance):
         raise RuntimeError("the registered model predicts otherwise if MLflow serves it")

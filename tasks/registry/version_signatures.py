@@ -98,7 +98,7 @@ class SignedVersion(BaseModel):
             if signed.get(name) not in (None, digest):
                 problem = problem or f"its file {folder}/{name} has changed since it was signed"
         if problem:
-            raise _refuse(self.name, self.number, problem, _RESTORE)
+            raise _refuse(self.name, self.number, problem, _RETRAIN)
 
     def require_export(self, path: str, file: Path) -> None:
         """Raises UserError if an export of the version's MLflow run is not the signed one."""
@@ -123,6 +123,7 @@ class Verification(NamedTuple):
 
 
 _RESTORE = "Use another version, restore this one in MLflow, or run its recipe again."
+_RETRAIN = "Use another version, or restore this one: finetune run RECIPE --force fit."
 
 
 def verify_version(
@@ -397,7 +398,7 @@ def sign_version(
             advice = "Delete the version in MLflow, and run the recipe again."
             raise _refuse(name, number, reason, advice) from difference
     if earlier is not None and (odd := sorted(path for path, _ in files.items() ^ earlier.files.items())):
-        raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _RESTORE)
+        raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _RETRAIN)
     manifest = build_manifest(name, files, NOT_SIGNED)
     signer = key_id(key.public_key())
     origin = f"{name}/{number}", manifest.subject[0].digest
@@ -457,15 +458,50 @@ def check_version(name: str, number: str) -> tuple[SignedVersion | None, str, li
 
 def check_all_files(signed: SignedVersion) -> list[str]:
     """Fetches all files of a version and returns each difference from the signed ones."""
+    return [f"{path} {difference}" for path, difference in _find_differences(signed).items()]
+
+
+def _find_differences(signed: SignedVersion) -> dict[str, str]:
+    """What happened to files of a version since it was signed, by path."""
     with mlflow_errors(), _open_folder(connect(), signed.name, signed.number) as folder:
         present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
         present = {name: path for name, path in present.items() if name not in NOT_SIGNED}
-        problems = [f"{name} is missing" for name in sorted(signed.files.keys() - present.keys())]
+        found = dict.fromkeys(sorted(signed.files.keys() - present.keys()), "is missing")
         for name, path in sorted(present.items()):
             if path.is_symlink():
-                problems.append(f"{name} is a link")
+                found[name] = "is a link"
             elif name not in signed.files:
-                problems.append(f"{name} was added")
+                found[name] = "was added"
             elif Digests(home()).of(path) != signed.files[name]:
-                problems.append(f"{name} has changed")
-    return problems
+                found[name] = "has changed"
+    return found
+
+
+def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: bool) -> Iterator[str]:
+    """Puts the trained files in the place of a version's files that are not as they were signed. Yields a warning for
+    each, also for those that cannot be restored.
+
+    `fetches`: whether files that MLflow does not keep on this machine are fetched, to be compared.
+    """
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    client = connect()
+    try:
+        signed = _find_signed(name, number, client.get_model_version(name, number))
+    except BadSignature:  # the caller's next step refuses it
+        return
+    uri, files = _open_files(client, name, number)
+    here = Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
+    if signed is None or (here is None and not fetches):
+        return
+    for path, difference in _find_differences(signed).items():
+        own = trained.folder / Path(path).name
+        if path in signed.files and signed.files[path] == trained.files.get(own.name):
+            if here is not None:
+                (here / path).unlink(missing_ok=True)  # it may be a link, or have the bytes of a damaged artifact
+            files.log_artifact(str(own), str(Path(path).parent))
+            yield f"{name}/{number}: in MLflow its file {path} {difference} since it was signed; it was restored"
+        else:
+            advice = "Delete the version in MLflow, and run the recipe again."
+            yield f"{name}/{number}: in MLflow its file {path} {difference} since it was signed. {advice}"

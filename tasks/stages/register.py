@@ -16,7 +16,7 @@ from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
-from tasks.registry.log_model import LogModelSettings
+from tasks.registry.log_model import LogModelSettings, share_weights
 from tasks.registry.model_card import CardFacts, build_description
 from tasks.registry.version_exports import (
     describe_exports,
@@ -25,7 +25,7 @@ from tasks.registry.version_exports import (
     read_calibration,
     released_exports,
 )
-from tasks.registry.version_signatures import require_own_key, sign_own_version
+from tasks.registry.version_signatures import require_own_key, restore_files, sign_own_version
 from tasks.registry.versions import (
     BASE_VERSION_TAG,
     CALIBRATION_TAG,
@@ -121,6 +121,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
             _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
+        trained_model = TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key))
         if is_new := version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             # Before the registration, so that every version has its lineage.
@@ -130,6 +131,8 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
                 client.log_artifacts(run_id, str(adapter), "fit/adapter")
             version = _log_model(work, recipe, lock, run_id, origin | judged, refs)
             work.rollback = partial(_unregister, name, version)
+        else:
+            _restore_files(work, client, name, version, trained_model)
         if str(current) == version and (verdict.comparison is None or verdict.comparison.baseline):
             # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
             present = client.get_model_version(name, version).tags
@@ -148,12 +151,24 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
             is_new=is_new,
             tags=(origin, latest),
-            trained=TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
+            trained=trained_model,
             exports=files,
         )
         if warning:
             work.warning(warning)
     return Version(name=name, version=version, taken=taken)
+
+
+def _restore_files(work: Work, client: Any, name: str, version: str, trained: TrainedModel) -> None:
+    """Restores a version that is registered already. MLflow's weights may be the same files as those of an artifact
+    that was damaged and made again."""
+    is_retrained = any(row.name == "fit" and row.state != "cached" for row in work.earlier)
+    warnings = [*restore_files(name, version, trained, fetches=is_retrained)]
+    for warning in warnings:
+        work.warning(warning)
+    if warnings:
+        location = client.get_model_version_download_uri(name, version)
+        share_weights(location, trained.folder, work.job.with_suffix(".shared"))
 
 
 def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) -> Inputs:

@@ -46,6 +46,33 @@ def test_a_registered_version_is_signed_and_stays_usable_after_a_report_of_drift
     assert "config.json has changed" in capsys.readouterr().err
 
 
+def test_a_version_whose_files_changed_in_mlflow_is_restored_by_a_run_of_its_recipe(
+    finished: FinishedRun,
+    server: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = copy_home(finished, tmp_path / "home")
+    monkeypatch.setenv("FINETUNE_HOME", str(home))
+    folder = local(MlflowClient(f"sqlite:///{home / 'mlflow.db'}").get_model_version_download_uri("small", "1"))
+    weights, elsewhere = folder / "model/model.safetensors", tmp_path / "elsewhere.json"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    (folder / "model/config.json").unlink()
+    elsewhere.write_text("{}")
+    (folder / "components/tokenizer/tokenizer.json").unlink()
+    (folder / "components/tokenizer/tokenizer.json").symlink_to(elsewhere)
+    (folder / "added.txt").touch()
+    run = finetune(home, "run", str(finished.file), "--force", "score", **server)
+    assert run.returncode == 0 and run.stderr.count("it was restored") == 3, run.stderr
+    assert "added.txt was added since it was signed. Delete the version" in " ".join(run.stderr.split())
+    assert elsewhere.read_text() == "{}"
+    (folder / "added.txt").unlink()
+    assert main(["verify", "small"]) == 0 and "as signed" in capsys.readouterr().out
+    (trained,) = home.glob("artifacts/fit/*/model/model.safetensors")
+    assert weights.samefile(trained)
+
+
 def test_a_reproduction_reads_the_record_that_was_signed_and_refuses_one_that_was_edited_in_mlflow(
     finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
