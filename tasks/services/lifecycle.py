@@ -169,13 +169,20 @@ def _build_environment() -> dict[str, str]:
 def _require_free(ports: dict[str, int]) -> None:
     problems = []
     for name, port in ports.items():
-        try:
-            for taken in take_port(port):
-                taken.close()
-        except OSError as error:
-            message = f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another."
-            if name in VARIABLES:
-                message += f" If your {name} server listens there, name its address in {VARIABLES[name]} to use it."
+        message = ""
+        if not 0 <= port < 2**16:
+            message = f"{port} is no port: give 0 to 65535."
+        elif twin := next((other for other, its in ports.items() if other != name and its == port != 0), None):
+            message = f"port {port} is that of --{twin}-port too: name another."
+        else:
+            try:
+                for taken in take_port(port):
+                    taken.close()
+            except OSError as error:
+                message = f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another."
+                if name in VARIABLES:
+                    message += f" If your {name} server listens there, name its address in {VARIABLES[name]} to use it."
+        if message:
             problems.append(Problem(kind="option", where=f"--{name}-port", message=message))
     if problems:
         raise UserError(problems)

@@ -284,3 +284,14 @@ while True:
 def greeting(port: int) -> str:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         return connection.recv(100).decode()
+
+
+def test_ports_out_of_range_and_twice_named_are_refused_together_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["up", "--prefect-port", "99999", "--mlflow-port", "8080", "--serve", "m", "--serve-port", "8080"]) == 2
+    assert capsys.readouterr().err.splitlines()[-3:] == [
+        "--prefect-port: 99999 is no port: give 0 to 65535.",
+        "--mlflow-port: port 8080 is that of --serve-port too: name another.",
+        "--serve-port: port 8080 is that of --mlflow-port too: name another.",
+    ]
