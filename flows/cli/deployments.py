@@ -59,6 +59,8 @@ def deploy(arguments: argparse.Namespace) -> int:
         for entry in entries:
             if entry.file == file:
                 print(f"{file}: prefect deployment run {entry.flow}/{entry.name} --watch", flush=True)
+                if entry.paused:
+                    print(f"{file}: paused by active: false: the schedule {', '.join(entry.paused)}", flush=True)
     print(f"Deployed to {url}")
     return COMPLETED
 

@@ -68,6 +68,8 @@ class Deployment:
     name: str
     flow: str
     pool: str
+    paused: tuple[str, ...]
+    """Schedules that the file deploys paused, also if the server runs them."""
 
 
 def read_deployments(files: Sequence[Path]) -> list[Deployment]:
@@ -164,7 +166,7 @@ def _read_file(file: Path) -> list[Deployment]:
             message = f"a deployment needs a work pool, whose workers run it: {{name: {servers.POOL}}}."
             problems.append(_build_problem(f"{where}.work_pool", message))
         else:
-            deployments.append(Deployment(file, str(name), str(flow), str(pool["name"])))
+            deployments.append(Deployment(file, str(name), str(flow), str(pool["name"]), _list_paused(entry)))
         if flow is None:
             message = f"{entry.get('entrypoint')!r} is not {' or '.join(FLOWS)}."
             problems.append(
@@ -237,6 +239,12 @@ def _find_ignored(file: Path, entries: Sequence[dict[str, Any]]) -> list[Problem
             place = ".".join(map(str, detail["loc"]))
             problems.append(_build_problem(f"{file}: {place}", f"{detail['msg']}, not {detail['input']!r}."))
     return problems
+
+
+def _list_paused(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paused schedules of an entry, by slug or by time."""
+    schedules = [one for one in entry.get("schedules") or () if isinstance(one, dict) and one.get("active") is False]
+    return tuple(str(next(filter(None, map(one.get, ("slug", "cron", "interval", "rrule"))), one)) for one in schedules)
 
 
 def _check_schedule(schedule: Any) -> Iterator[str]:
