@@ -26,7 +26,7 @@ from tasks.tracking.connection import (
     version_page,
 )
 from tasks.tracking.logged_models import CONTEXTS, NOTE_TAG, describe_model
-from tasks.tracking.outbox import Outbox, find_undelivered, was_killed_here
+from tasks.tracking.outbox import Outbox, find_undelivered, find_undelivered_end, was_killed_here
 from tasks.tracking.tracker import (
     JUDGED_TAG,
     STUDY_TAG,
@@ -291,7 +291,10 @@ def list_runs(recipe: str | None, limit: int) -> list[dict[str, Any]]:
 
 def _build_row(run: MlflowRun, recipe: str) -> dict[str, Any]:
     tags, started_ms = run.data.tags, run.info.start_time
-    state = STATES.get(run.info.status, run.info.status.lower())
+    status = run.info.status
+    if status == "RUNNING":
+        status = find_undelivered_end(tags[FLOW_RUN_TAG]) or status
+    state = STATES.get(status, status.lower())
     if state == "running" and was_killed_here(tags[FLOW_RUN_TAG]):
         state = "killed"
     if state == "killed":  # MLflow has no word for a pause

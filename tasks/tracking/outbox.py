@@ -234,6 +234,13 @@ def is_running_here(run: str) -> bool:
     return is_held(home() / "runs" / run / "lock")
 
 
+def find_undelivered_end(run: str) -> str | None:
+    """The status of MLflow with which a run of this home ended, which MLflow may lack; None if it has no end here."""
+    folder = home() / "runs" / run
+    last = Outbox(run)._read_last() if folder.is_dir() else None
+    return last["status"] if last is not None and last["entry"] == "end" else None
+
+
 def was_killed_here(run: str, silent_s: float = 0.0) -> bool:
     """Whether a flow run without a final state was killed: it began in this home, no process here runs it, and it wrote
     nothing for `silent_s`."""

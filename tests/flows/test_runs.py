@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ def test_runs_are_listed_newest_first_with_the_judged_figure_verdict_and_version
     client, done, out = connect(), finished.result, tmp_path / "runs.json"
     experiment = client.get_experiment_by_name("small")
     assert experiment is not None
-    killed, goes_on, of_others = str(uuid.uuid4()), str(uuid.uuid4()), client.create_run(experiment.experiment_id)
-    made = [of_others.info.run_id]
-    for run in (killed, goes_on):
+    of_others = client.create_run(experiment.experiment_id)
+    made, own = [of_others.info.run_id], [str(uuid.uuid4()) for _ in range(3)]
+    for run in own:
         made.append(client.create_run(experiment.experiment_id, tags={FLOW_RUN_TAG: run}).info.run_id)
         Outbox(run)
+    failed, killed, goes_on = own
+    Outbox(failed).put("end", status="FAILED")  # MLflow did not get it
     try:
         with Outbox(goes_on).claim_run():
             assert main(["runs", "small", "--json", str(out)]) == 0
@@ -37,22 +40,25 @@ def test_runs_are_listed_newest_first_with_the_judged_figure_verdict_and_version
     finally:  # the finished home is that of other tests too
         for mlflow_run in made:
             client.delete_run(mlflow_run)
-        for run in (killed, goes_on):
-            (Outbox(run).folder / "lock").unlink(missing_ok=True)
-            Outbox(run).folder.rmdir()
+        for run in own:
+            shutil.rmtree(Outbox(run).folder)
     assert [(run["flow_run_id"], run["state"]) for run in listed] == [
         (goes_on, "running"),
         (killed, "killed"),
+        (failed, "failed"),
         (done["flow_run_id"], "completed"),
     ]
-    assert listed[2]["judged"] == {
+    assert listed[3]["judged"] == {
         "split": "validation",
         "metric": "accuracy",
         **{name: pytest.approx(done["metrics"]["validation"]["accuracy"][name]) for name in ("value", "low", "high")},
     }
-    assert (listed[2]["verdict"], listed[2]["version"]) == ("promote", "small/1")
-    assert [line.split()[0] for line in printed] == ["run", goes_on[:8], killed[:8], done["flow_run_id"][:8]]
-    assert "promote  small/1  accuracy 1.0000 (" in printed[3]
+    assert (listed[3]["verdict"], listed[3]["version"]) == ("promote", "small/1")
+    assert [line.split()[0] for line in printed] == [
+        "run",
+        *(run[:8] for run in (goes_on, killed, failed, done["flow_run_id"])),
+    ]
+    assert "promote  small/1  accuracy 1.0000 (" in printed[4]
 
 
 def test_status_with_a_name_shows_the_last_runs_of_the_recipe(
