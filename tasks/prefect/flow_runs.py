@@ -49,12 +49,14 @@ def find(name: str | None) -> FlowRun:
     Raises UserError if there is none, if there are several, or if it completed or still runs.
     """
     with get_client(sync_client=True) as client:
-        runs = _read_recent(client) if name is None else _find_by_name(client, name)
+        recent = runs = _read_recent(client) if name is None else _find_by_name(client, name)
     if name is None:
         runs = [run for run in runs if _is_unfinished(run) and not _is_command(run)][:1]
     if not runs:
         missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
-        raise UserError.of("option", "RUN", f"the server has {missing}; `prefect flow-run ls` lists them.")
+        going_on = [f"{run.id} is {_state_name(run)}" for run in recent if run.state and not run.state.is_final()][:3]
+        hint = f"; {', '.join(going_on)}" if going_on else "; `prefect flow-run ls` lists them"
+        raise UserError.of("option", "RUN", f"the server has {missing}{hint}.")
     if len(runs) > 1:
         several = ", ".join(f"{run.id} ({_state_name(run)})" for run in runs[:5])
         raise UserError.of("option", "RUN", f"{name!r} may be any of {several}: name one by its id.")

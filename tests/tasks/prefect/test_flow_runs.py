@@ -80,6 +80,11 @@ def test_the_last_incomplete_run_is_resumed_and_none_that_runs_here_or_elsewhere
             find(str(run.id))
     with pytest.raises(UserError, match="no flow run"):
         find(str(foreign.id))
+    with get_client(sync_client=True) as client:
+        for run in (crashed, killed):
+            client.set_flow_run_state(run.id, Completed(), force=True)
+    with pytest.raises(UserError, match=f"no run that did not complete; {elsewhere.id} is Running"):
+        find(None)
 
 
 def test_a_server_that_died_with_its_runs_gets_their_ends_and_no_others(prefect_server: None, home: Path) -> None:
