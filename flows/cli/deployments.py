@@ -60,7 +60,9 @@ def deploy(arguments: argparse.Namespace) -> int:
             if entry.file == file:
                 print(f"{file}: prefect deployment run {entry.flow}/{entry.name} --watch", flush=True)
                 if entry.paused:
-                    print(f"{file}: paused by active: false: the schedule {', '.join(entry.paused)}", flush=True)
+                    print(
+                        f"{file}: schedules paused in this file (active: false): {', '.join(entry.paused)}", flush=True
+                    )
     print(f"Deployed to {url}")
     return COMPLETED
 

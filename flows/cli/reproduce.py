@@ -23,7 +23,7 @@ from tasks.registry.lineage import list_model_files
 from tasks.registry.reproduction import Difference, MetricPair, differing_files, pair_metrics
 from tasks.reports.formatting import format_count, format_score
 from tasks.stages.fit import batch_division
-from tasks.stages.resolve import pin, pin_model_folder
+from tasks.stages.resolve import pin, pin_folder_of_model
 from training.problems import UserError
 
 RULE = "each value lies within the other's 95% interval"
@@ -59,13 +59,18 @@ def reproduce(arguments: argparse.Namespace) -> int:
     inputs = reproduction.find_stored_inputs(record)
     stored = {**inputs, **reproduction.find_made_by_versions(record)}
     folders = {stage: ref.path for stage, ref in stored.items()}
-    with reproduction.find_versions(record) as versions, _fresh_home(into, record["model"]["digest"]) as fresh:
+    with (
+        reproduction.find_versions(record, stored) as versions,
+        _fresh_home(into, record["model"]["digest"]) as fresh,
+    ):
+        for warning in versions.warnings:
+            print(warning, file=sys.stderr)
         recipe = reproduction.recorded_recipe(record, versions.start)
         reproduction.link_stored(stored, folders)
         if inputs:
             print(f"Files are missing here: {' and '.join(inputs)} as stored.")
-            start = None if "load_model" in inputs else versions.start
-            files = None if start is None else pin_model_folder(start)
+            is_folder = versions.start is not None and "load_model" not in inputs
+            files = pin_folder_of_model(recipe) if is_folder else None
             lock = reproduction.recorded_lock(record, versions, files)
         else:
             lock = pin(recipe, versions=versions.others)

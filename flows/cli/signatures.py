@@ -40,7 +40,7 @@ def verify(arguments: argparse.Namespace) -> int:
     print(f"  name, tags  {format_count(len(signed.tags), 'tag')}, as signed")
     print(f"  files       {format_count(len(signed.files), 'file')}, {'not ' if problems else ''}as signed")
     for problem in problems:
-        print(f"{name}/{number}: {problem} since it was signed: use another version.", file=sys.stderr)
+        print(f"{name}/{number}: {problem}", file=sys.stderr)
     return FAILED if problems else COMPLETED
 
 

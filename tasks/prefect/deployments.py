@@ -69,7 +69,7 @@ class Deployment:
     flow: str
     pool: str
     paused: tuple[str, ...]
-    """Schedules that the file deploys paused, also if the server runs them."""
+    """Schedules that the file deploys paused, even if they were resumed at the server."""
 
 
 def read_deployments(files: Sequence[Path]) -> list[Deployment]:

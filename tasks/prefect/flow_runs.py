@@ -54,7 +54,7 @@ def find(name: str | None) -> FlowRun:
         runs = [run for run in runs if _is_unfinished(run) and not _is_command(run)][:1]
     if not runs:
         missing = "no run that did not complete" if name is None else f"no flow run {name!r}"
-        going_on = [f"{run.id} is {_state_name(run)}" for run in recent if run.state and not run.state.is_final()][:3]
+        going_on = [f"{run.id} is {_state_name(run)}" for run in recent if _goes_on(run)][:3]
         hint = f"; {', '.join(going_on)}" if going_on else "; `prefect flow-run ls` lists them"
         raise UserError.of("option", "RUN", f"the server has {missing}{hint}.")
     if len(runs) > 1:
@@ -80,6 +80,13 @@ def find(name: str | None) -> FlowRun:
             f"{run.id} is {_state_name(run)}, here or elsewhere: end it by `prefect flow-run cancel {run.id}`.",
         )
     return run
+
+
+def _goes_on(run: FlowRun) -> bool:
+    """Whether the run is under way, or waits to be: not at its next scheduled time."""
+    if run.state is None or run.state.is_final():
+        return False
+    return not (run.auto_scheduled and run.state.is_scheduled())
 
 
 def schedule(run: FlowRun) -> FlowRun:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,8 +33,12 @@ from training.recipe import Recipe, parse
 
 Version = TypeVar("Version", bound=PinnedVersion)
 PROGRAM = "training.programs.describe_machine"
-OTHER_VERSIONS = {"negatives_version": "data.negatives.path", "teacher_version": "training.teacher.path"}
-"""The recipe's fields that name registered models, besides the one that training starts from, by field of the lock."""
+OTHER_VERSIONS = {
+    "negatives_version": ("data.negatives.path", "mine_negatives"),
+    "teacher_version": ("training.teacher.path", "teacher_outputs"),
+}
+"""By field of the lock, for registered models besides the one that training starts from: the recipe's field that names
+the model, and the stage that it works in."""
 
 
 class RecordedVersions(NamedTuple):
@@ -44,6 +48,8 @@ class RecordedVersions(NamedTuple):
     """The folder of the one that it started from; None if it started from the base model."""
     others: Mapping[str, VersionOfTask]
     """By field of the lock."""
+    warnings: Sequence[str]
+    """About those that cannot be had, and may not be needed."""
 
 
 class Difference(NamedTuple):
@@ -87,23 +93,32 @@ def require_signed(record: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def find_versions(record: Mapping[str, Any]) -> Iterator[RecordedVersions]:
+def find_versions(record: Mapping[str, Any], stored: Collection[str]) -> Iterator[RecordedVersions]:
     """The registered models that the training used, with temporary folders of their files, from the store or MLflow.
-    Raises UserError if the one that training started from is no longer available; one of the others has no folder then,
-    because what it made may be stored."""
+    One whose outputs are stored, and made by the present code, has none: it is not needed.
+
+    `stored`: the stages whose outputs are stored. Raises UserError and MlflowFailed if a model is not available that is
+    certainly needed.
+    """
     lock = Lock.model_validate(record["lock"])
+    others = {role: version for role in OTHER_VERSIONS if (version := getattr(lock, role)) is not None}
+    start, warnings = None, list[str]()
     with contextlib.ExitStack() as folders:
-        folders.enter_context(in_use())  # the store keeps the linked files
-        start = None
+        if lock.start is not None or others:
+            folders.enter_context(in_use())  # the store keeps the linked files
         if lock.start is not None:
             start = folders.enter_context(_with_folder(lock.start, "VERSION", _find_load_model(record))).folder
-        others: dict[str, VersionOfTask] = {}
-        for role, where in OTHER_VERSIONS.items():
-            if (version := getattr(lock, role)) is not None:
-                others[role] = version
-                with contextlib.suppress(UserError, MlflowFailed):
-                    others[role] = folders.enter_context(_with_folder(version, where))
-        yield RecordedVersions(start, others)
+        for role, version in others.items():
+            where, stage = OTHER_VERSIONS[role]
+            if stage in stored and not _compare_code(record):
+                continue
+            try:
+                others[role] = folders.enter_context(_with_folder(version, where))
+            except (UserError, MlflowFailed) as error:
+                if stage not in stored:
+                    raise
+                warnings.append(f"{stage} is stored; other code would need {version}, which cannot be had: {error}")
+        yield RecordedVersions(start, others, warnings)
 
 
 @contextlib.contextmanager
@@ -168,8 +183,8 @@ def find_stored_inputs(record: Mapping[str, Any]) -> dict[str, Artifact]:
 def find_made_by_versions(record: Mapping[str, Any]) -> dict[str, Artifact]:
     """The stored artifacts that registered models made, by stage. With other code they are made again."""
     lock = Lock.model_validate(record["lock"])
-    versions = {"mine_negatives": lock.negatives_version, "teacher_outputs": lock.teacher_version}
-    return _find_stored(record, [stage for stage, version in versions.items() if version is not None])
+    used = [stage for role, (_, stage) in OTHER_VERSIONS.items() if getattr(lock, role) is not None]
+    return _find_stored(record, used)
 
 
 def _find_stored(record: Mapping[str, Any], stages: Iterable[str]) -> dict[str, Artifact]:
@@ -259,14 +274,24 @@ def differences(record: Mapping[str, Any], lock: Lock, machine: Mapping[str, Any
     """The known differences from the recorded run: libraries, code, hardware, threads, and the fingerprint of rows
     that come from Python."""
     environment = record["environment"] or {}
+    names = [name for name in ("device", "threads") if name in environment]
+    recorded = {name: environment[name] for name in names} | {
+        "rows' fingerprint": _fingerprints(Lock.model_validate(record["lock"]))
+    }
+    here = {name: machine.get(name) for name in names} | {"rows' fingerprint": _fingerprints(lock)}
+    return [*_compare_code(record), *_compare(recorded, here)]
+
+
+def _compare_code(record: Mapping[str, Any]) -> list[Difference]:
+    """The libraries and the files of code that differ."""
     recorded: dict[str, Any] = {f"library {name}": version for name, version in record["libraries"].items()}
     recorded |= {f"code {path}": digest for path, digest in record["code"]["files"].items()}
-    recorded |= {name: environment[name] for name in ("device", "threads") if name in environment}
     here: dict[str, Any] = {f"library {name}": _find_version(name) for name in record["libraries"]}
     here |= {f"code {path}": digest for path, digest in _digest_code(record["code"]["files"]).items()}
-    here |= {name: machine[name] for name in ("device", "threads") if name in machine}
-    recorded["rows' fingerprint"] = _fingerprints(Lock.model_validate(record["lock"]))
-    here["rows' fingerprint"] = _fingerprints(lock)
+    return _compare(recorded, here)
+
+
+def _compare(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[Difference]:
     return [
         Difference(name, _shorten(value), _shorten(here.get(name)))
         for name, value in recorded.items()

@@ -12,10 +12,13 @@ missing one is noticed:
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
+import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,19 +28,20 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from tasks.cache.digests import Digests, digest_of
+from tasks.cache.store import link_or_copy
 from tasks.home import home, registry_place, tracking_uri
 from tasks.registry.lineage import has_own_record
 from tasks.registry.slsa_statement import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
-from tasks.registry.weight_files import Different, TrainedModel, require_trained
+from tasks.registry.weight_files import WEIGHTS, Different, TrainedModel, require_trained
 from tasks.shared_store.bucket import VARIABLE as STORE
 from tasks.signatures.bundles import BadSignature, ForeignKey, build_manifest, read_manifest, sign, verify
 from tasks.signatures.keys import KEY, key_id, load_signing_key
 from tasks.signatures.trust import Trust, TrustedKey, pin_own_key, read_trust, trust_file
-from tasks.tracking.connection import FLOW_RUN_TAG, MODEL_TAG, connect, mlflow_errors
+from tasks.tracking.connection import FLOW_RUN_TAG, MODEL_TAG, MlflowFailed, connect, find_files_here, mlflow_errors
 from training.jobs.protocol import write_atomically
 from training.local_files import find_foreign
-from training.models.repository_files import REGISTRY_ROOMS
+from training.models.repository_files import REGISTRY_ROOMS, part_of
 from training.problems import UserError
 
 if TYPE_CHECKING:
@@ -98,13 +102,13 @@ class SignedVersion(BaseModel):
             if signed.get(name) not in (None, digest):
                 problem = problem or f"its file {folder}/{name} has changed since it was signed"
         if problem:
-            raise _refuse(self.name, self.number, problem, _RETRAIN)
+            raise _refuse(self.name, self.number, problem, _REPLACE if set(names) - signed.keys() else _RESTORE)
 
     def require_export(self, path: str, file: Path) -> None:
         """Raises UserError if an export of the version's MLflow run is not the signed one."""
         if self.exports.get(path) != Digests(home()).of(file):
             reason = f"its file {path} {'has changed' if path in self.exports else 'was added'} since it was signed"
-            raise _refuse(self.name, self.number, reason, _RESTORE)
+            raise _refuse(self.name, self.number, reason, _REPLACE)
 
 
 def _compare_names(signed: Mapping[str, str], names: list[str], folder: str) -> str:
@@ -122,8 +126,9 @@ class Verification(NamedTuple):
     warning: str = ""
 
 
-_RESTORE = "Use another version, restore this one in MLflow, or run its recipe again."
-_RETRAIN = "Use another version, or restore this one: finetune run RECIPE --force fit."
+_REPLACE = "Use another version, restore this one in MLflow, or run its recipe again."
+_RESTORE = "Use another version, or restore this one: finetune run RECIPE --force fit."
+_DELETE = "Delete the version in MLflow, and run the recipe again."
 
 
 def verify_version(
@@ -166,7 +171,7 @@ def _find_verification(
         except BadSignature as error:
             problem = error
     if str(problem) and not isinstance(problem, ForeignKey):
-        raise _refuse(name, number, f"its signature cannot be trusted: {problem}", _RESTORE)
+        raise _refuse(name, number, f"its signature cannot be trusted: {problem}", _REPLACE)
     if str(problem):
         reason = f"{problem}, which {trust_file()} does not trust for {name}"
         advice = "If it is a colleague's, add it to the keys there, as their trust.yaml has it."
@@ -329,7 +334,7 @@ def sign_own_version(
     except ForeignKey:
         return ""
     except BadSignature as error:
-        raise _refuse(name, number, f"its signature cannot be trusted: {error}", _RESTORE) from error
+        raise _refuse(name, number, f"its signature cannot be trusted: {error}", _REPLACE) from error
     origin, latest = ({tag: one[tag] for tag in BOUND_TAGS if tag in one} for one in tags)
     if record is not None and _is_own(record, origin.get(MODEL_TAG)):  # that run was killed before it signed
         origin[FLOW_RUN_TAG] = record["run"]["flow_run_id"]
@@ -337,7 +342,7 @@ def sign_own_version(
     present = {tag: version.tags[tag] for tag in BOUND_TAGS if tag in version.tags}
     if odd := sorted(tag for tag in {*expected, *present} if expected.get(tag) != present.get(tag)):
         if earlier:
-            raise _refuse(name, number, f"its tag {odd[0]} has changed since it was signed", _RESTORE)
+            raise _refuse(name, number, f"its tag {odd[0]} has changed since it was signed", _REPLACE)
         advice = f"If you know its origin, sign it: finetune sign {name}/{number}."
         return f"{name}/{number} stays unsigned: another run or program has set its tag {odd[0]}. {advice}"
     if earlier is None or earlier.tags != expected or not exports.items() <= earlier.exports.items():
@@ -395,10 +400,9 @@ def sign_version(
             files = require_trained(folder, files, trained) if trained is not None else files
         except Different as difference:
             reason = f"in the registry, {difference} differs from the model that was trained here"
-            advice = "Delete the version in MLflow, and run the recipe again."
-            raise _refuse(name, number, reason, advice) from difference
+            raise _refuse(name, number, reason, _DELETE) from difference
     if earlier is not None and (odd := sorted(path for path, _ in files.items() ^ earlier.files.items())):
-        raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _RETRAIN)
+        raise _refuse(name, number, f"its file {odd[0]} has changed since it was signed", _DELETE)
     manifest = build_manifest(name, files, NOT_SIGNED)
     signer = key_id(key.public_key())
     origin = f"{name}/{number}", manifest.subject[0].digest
@@ -418,12 +422,10 @@ def sign_version(
 def _open_folder(client: MlflowClient, name: str, number: str) -> Iterator[Path]:
     """The folder of a version with all its files: a local one itself, or a copy."""
     from mlflow.artifacts import download_artifacts
-    from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
 
     uri = client.get_model_version_download_uri(name, number)
-    if is_local_uri(uri):
-        yield Path(local_file_uri_to_path(uri))
+    if (here := find_files_here(uri)) is not None:
+        yield here
         return
     with tempfile.TemporaryDirectory(prefix="finetune-") as aside:
         yield Path(download_artifacts(artifact_uri=uri, dst_path=aside, tracking_uri=tracking_uri()))
@@ -457,51 +459,88 @@ def check_version(name: str, number: str) -> tuple[SignedVersion | None, str, li
 
 
 def check_all_files(signed: SignedVersion) -> list[str]:
-    """Fetches all files of a version and returns each difference from the signed ones."""
-    return [f"{path} {difference}" for path, difference in _find_differences(signed).items()]
-
-
-def _find_differences(signed: SignedVersion) -> dict[str, str]:
-    """What happened to files of a version since it was signed, by path."""
+    """Fetches all files of a version and returns each difference from the signed ones, with the next step."""
     with mlflow_errors(), _open_folder(connect(), signed.name, signed.number) as folder:
-        present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
-        present = {name: path for name, path in present.items() if name not in NOT_SIGNED}
-        found = dict.fromkeys(sorted(signed.files.keys() - present.keys()), "is missing")
-        for name, path in sorted(present.items()):
-            if path.is_symlink():
-                found[name] = "is a link"
-            elif name not in signed.files:
-                found[name] = "was added"
-            elif Digests(home()).of(path) != signed.files[name]:
-                found[name] = "has changed"
+        differences = _find_differences(signed, folder)
+    return [
+        f"{path} {difference} since it was signed. {_RESTORE if _is_trained(signed, path) else _DELETE}"
+        for path, difference in differences.items()
+    ]
+
+
+def _is_trained(signed: SignedVersion, path: str) -> bool:
+    """Whether training makes this file of a version."""
+    return path in signed.files and part_of(Path(path).name) is not None
+
+
+def _find_differences(signed: SignedVersion, folder: Path) -> dict[str, str]:
+    """What happened to files of a version since it was signed, by path."""
+    present = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or path.relative_to(folder).as_posix() in signed.files
+    }
+    present = {name: path for name, path in present.items() if name not in NOT_SIGNED}
+    found = dict.fromkeys(sorted(signed.files.keys() - present.keys()), "is missing")
+    for name, path in sorted(present.items()):
+        if path.is_symlink():
+            found[name] = "is a link"
+        elif name not in signed.files:
+            found[name] = "was added"
+        elif not path.is_file() or Digests(home()).of(path) != signed.files[name]:
+            found[name] = "has changed"
     return found
 
 
-def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: bool) -> Iterator[str]:
-    """Puts the trained files in the place of a version's files that are not as they were signed. Yields a warning for
+def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: bool) -> list[str]:
+    """Puts the trained files in the place of a version's files that are not as they were signed. Returns a warning for
     each, also for those that cannot be restored.
 
     `fetches`: whether files that MLflow does not keep on this machine are fetched, to be compared.
     """
-    from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
-
     client = connect()
     try:
         signed = _find_signed(name, number, client.get_model_version(name, number))
     except BadSignature:  # the caller's next step refuses it
-        return
+        return []
     uri, files = _open_files(client, name, number)
-    here = Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
+    here, warnings = find_files_here(uri), list[str]()
     if signed is None or (here is None and not fetches):
-        return
-    for path, difference in _find_differences(signed).items():
+        return []
+    try:
+        with mlflow_errors(), _open_folder(client, name, number) as folder:
+            differences = _find_differences(signed, folder)
+    except MlflowFailed as error:
+        return [f"{name}/{number} could not be compared with its signature: {error}"]
+    for path, difference in differences.items():
         own = trained.folder / Path(path).name
-        if path in signed.files and signed.files[path] == trained.files.get(own.name):
+        said = f"{name}/{number}: in MLflow its file {path} {difference} since it was signed"
+        if not own.is_file() or signed.files.get(path) != Digests(home()).of(own):
+            warnings.append(f"{said}. {_DELETE}")
+            continue
+        try:
             if here is not None:
-                (here / path).unlink(missing_ok=True)  # it may be a link, or have the bytes of a damaged artifact
-            files.log_artifact(str(own), str(Path(path).parent))
-            yield f"{name}/{number}: in MLflow its file {path} {difference} since it was signed; it was restored"
+                _put(own, here, path)
+            else:
+                files.log_artifact(str(own), str(Path(path).parent))
+        except OSError as error:
+            warnings.append(f"{said}, and could not be restored ({error}). {_DELETE}")
         else:
-            advice = "Delete the version in MLflow, and run the recipe again."
-            yield f"{name}/{number}: in MLflow its file {path} {difference} since it was signed. {advice}"
+            warnings.append(f"{said}; it was restored")
+    return warnings
+
+
+def _put(own: Path, folder: Path, path: str) -> None:
+    """Puts a file at a path below a folder: a link to it if it has weights, else a copy. Raises OSError if the path
+    leads elsewhere."""
+    place = folder / path
+    above = [folder / parent for parent in Path(path).parents]
+    if ".." in Path(path).parts or any(parent.is_symlink() for parent in above[:-1]):
+        raise OSError(errno.ELOOP, "its folder is a link", str(place))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = place.with_name(f".{place.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        (link_or_copy if own.suffix == WEIGHTS else shutil.copyfile)(str(own.resolve()), str(aside))
+        aside.replace(place)
+    finally:
+        aside.unlink(missing_ok=True)

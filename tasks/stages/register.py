@@ -16,7 +16,7 @@ from tasks.home import named_lock, registry_place
 from tasks.jobs.commands import python_argv
 from tasks.jobs.retries import run_child
 from tasks.registry import lineage, promotions
-from tasks.registry.log_model import LogModelSettings, share_weights
+from tasks.registry.log_model import LogModelSettings
 from tasks.registry.model_card import CardFacts, build_description
 from tasks.registry.version_exports import (
     describe_exports,
@@ -132,7 +132,10 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             version = _log_model(work, recipe, lock, run_id, origin | judged, refs)
             work.rollback = partial(_unregister, name, version)
         else:
-            _restore_files(work, client, name, version, trained_model)
+            # MLflow's weights may be the same files as those of an artifact that was damaged and made again.
+            is_retrained = any(row.name == "fit" and row.state != "cached" for row in work.earlier)
+            for text in restore_files(name, version, trained_model, fetches=is_retrained):
+                work.warning(text)
         if str(current) == version and (verdict.comparison is None or verdict.comparison.baseline):
             # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
             present = client.get_model_version(name, version).tags
@@ -157,18 +160,6 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         if warning:
             work.warning(warning)
     return Version(name=name, version=version, taken=taken)
-
-
-def _restore_files(work: Work, client: Any, name: str, version: str, trained: TrainedModel) -> None:
-    """Restores a version that is registered already. MLflow's weights may be the same files as those of an artifact
-    that was damaged and made again."""
-    is_retrained = any(row.name == "fit" and row.state != "cached" for row in work.earlier)
-    warnings = [*restore_files(name, version, trained, fetches=is_retrained)]
-    for warning in warnings:
-        work.warning(warning)
-    if warnings:
-        location = client.get_model_version_download_uri(name, version)
-        share_weights(location, trained.folder, work.job.with_suffix(".shared"))
 
 
 def promotion_inputs(recipe: Recipe, version: Version | None, verdict: Verdict) -> Inputs:

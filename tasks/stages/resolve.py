@@ -102,8 +102,8 @@ def pin(
 ) -> Lock:
     """The content behind the recipe's names. Raises UserError with all problems, including those in `known`.
 
-    `progress` is called while files at URLs are read, with the bytes read and the total. `versions` are not looked up:
-    those that find negatives and teach, by field of the lock.
+    `progress` is called while files at URLs are read, with the bytes read and the total. `versions`: registered
+    models that find negatives or teach, by field of the lock; they are not looked up.
     """
     problems = [*known]
     found = _pin_names(recipe, progress, problems, versions)
@@ -210,6 +210,11 @@ def pin_model(recipe: Recipe) -> Lock:
     return Lock(**found | _pin_model(recipe, found)) if recipe.model.source in ("hub", "registry") else Lock()
 
 
+def pin_folder_of_model(recipe: Recipe) -> dict[str, PinnedFile]:
+    """The files of a base model that is a folder. Raises UserError if it is no whole model."""
+    return pin_model_folder(_model_folder(recipe), images=class_of(recipe.task).reads_images())
+
+
 def pin_variants(recipe: Recipe, variants: Iterable[Mapping[str, Any]]) -> list[Lock]:
     """The locks of the teacher and of the rows without labels alone, of a recipe with the fields of each variant of a
     sweep. Raises UserError."""
@@ -313,8 +318,7 @@ def _pin_model(recipe: Recipe, found: dict[str, Any]) -> dict[str, Any]:
     if model.source == "hub":
         return {"model_hub": _pin_repository(str(model.path), model.revision, recipe, found)}
     if model.source == "folder":
-        images = class_of(recipe.task).reads_images()
-        return {"model_files": pin_model_folder(_model_folder(recipe), images=images)}
+        return {"model_files": pin_folder_of_model(recipe)}
     if model.source == "registry":
         version = find_base(recipe)
         if str(version) != model.path:

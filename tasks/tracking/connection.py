@@ -182,16 +182,16 @@ _PATH_COLUMNS = {
 
 
 def update_artifact_paths(*, is_server: bool = False) -> None:
-    """Rewrites the artifact paths in the home's database after the home was moved or copied. Those that only clients of
-    the home's server understand become paths too, unless this process is the server."""
+    """Rewrites the artifact paths in the home's database after the home was moved or copied. Unless this process is the
+    server, locations that only its clients can resolve become paths as well."""
     current, database = mlflow_artifacts(), _database_file()
     if not current.is_dir() or not database.exists():  # if only the database was copied, its files have not moved
         return
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
-        locations = [url for (url,) in connection.execute("SELECT artifact_location FROM experiments") if url]
-        if not is_server and any(url.startswith(SERVED_ROOT) for url in locations):
+        if not is_server and _has_root(connection, SERVED_ROOT):
             _replace_root(connection, SERVED_ROOT, f"{current.as_uri()}/")
-        urls = {url for url in locations if url.startswith("file:///")}
+        locations = connection.execute("SELECT artifact_location FROM experiments").fetchall()
+        urls = {url for (url,) in locations if url and url.startswith("file:///")}
         roots = {root for root, folder, _ in (url.rpartition(f"/{current.name}/") for url in urls) if folder}
         for root in roots:
             former = Path(unquote(urlsplit(root).path)) / current.name
@@ -201,13 +201,44 @@ def update_artifact_paths(*, is_server: bool = False) -> None:
                 _replace_root(connection, f"{old}/", f"{new}/")
 
 
+# Of a server of another host, the location begins with the root and another slash.
+_BELOW_ROOT = "substr({column}, 1, :length) = :old AND substr({column}, :length + 1, 1) != '/'"
+
+
+def _has_root(connection: sqlite3.Connection, old: str) -> bool:
+    """Whether a path begins with this root: of an experiment, or of what a client made in it while the paths were
+    rewritten."""
+    return any(
+        connection.execute(
+            f"SELECT 1 FROM {table} WHERE {_BELOW_ROOT.format(column=column)} LIMIT 1", {"old": old, "length": len(old)}
+        ).fetchone()
+        for table, columns in _PATH_COLUMNS.items()
+        for column in columns
+    )
+
+
 def _replace_root(connection: sqlite3.Connection, old: str, new: str) -> None:
     for table, columns in _PATH_COLUMNS.items():
         for column in columns:
             connection.execute(
-                f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                (new, len(old) + 1, len(old), old),
+                f"UPDATE {table} SET {column} = :new || substr({column}, :length + 1) "
+                f"WHERE {_BELOW_ROOT.format(column=column)}",
+                {"old": old, "new": new, "length": len(old)},
             )
+
+
+def find_files_here(location: str) -> Path | None:
+    """The place on this machine that an artifact location names, a path or one of the home's server; None for files of
+    another server or a bucket."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if is_local_uri(location):
+        return Path(local_file_uri_to_path(location))
+    below = location.removeprefix(SERVED_ROOT)
+    if below == location or below.startswith("/") or registry_place() != "home":
+        return None
+    return mlflow_artifacts() / unquote(below)
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ class Outbox:
 
     def is_open(self) -> bool:
         """Whether the run has started and its last entry is not its end."""
-        last = self._read_last()
+        last = self.read_last()
         return last is not None and last["entry"] != "end"
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class Outbox:
                 self.put("end", status="KILLED")
         return claimed
 
-    def _read_last(self) -> dict[str, Any] | None:
+    def read_last(self) -> dict[str, Any] | None:
         """The last complete entry. It is read from the file's end: there may be many runs with long files."""
         path = self.folder / OUTBOX
         size = path.stat().st_size if path.is_file() else 0
@@ -235,9 +235,11 @@ def is_running_here(run: str) -> bool:
 
 
 def find_undelivered_end(run: str) -> str | None:
-    """The status of MLflow with which a run of this home ended, which MLflow may lack; None if it has no end here."""
+    """The status of MLflow with which a run of this home ended, if MLflow does not have its end yet."""
     folder = home() / "runs" / run
-    last = Outbox(run)._read_last() if folder.is_dir() else None
+    if not folder.is_dir() or _is_settled(str(folder)):
+        return None
+    last = Outbox(run).read_last()
     return last["status"] if last is not None and last["entry"] == "end" else None
 
 

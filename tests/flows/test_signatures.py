@@ -56,18 +56,35 @@ def test_a_version_whose_files_changed_in_mlflow_is_restored_by_a_run_of_its_rec
     home = copy_home(finished, tmp_path / "home")
     monkeypatch.setenv("FINETUNE_HOME", str(home))
     folder = local(MlflowClient(f"sqlite:///{home / 'mlflow.db'}").get_model_version_download_uri("small", "1"))
-    weights, elsewhere = folder / "model/model.safetensors", tmp_path / "elsewhere.json"
+    weights, config = folder / "model/model.safetensors", folder / "model/config.json"
+    read_by = folder / "components/tokenizer/tokenizer.json"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "generation_config.json").write_text("not mine")
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    (folder / "model/config.json").unlink()
-    elsewhere.write_text("{}")
-    (folder / "components/tokenizer/tokenizer.json").unlink()
-    (folder / "components/tokenizer/tokenizer.json").symlink_to(elsewhere)
+    config.unlink()
+    config.mkdir()
+    read_by.unlink()
+    read_by.symlink_to(elsewhere / "generation_config.json")
     (folder / "added.txt").touch()
-    run = finetune(home, "run", str(finished.file), "--force", "score", **server)
-    assert run.returncode == 0 and run.stderr.count("it was restored") == 3, run.stderr
-    assert "added.txt was added since it was signed. Delete the version" in " ".join(run.stderr.split())
-    assert elsewhere.read_text() == "{}"
+
+    def run_again() -> str:
+        run = finetune(home, "run", str(finished.file), "--force", "score", **server)
+        assert run.returncode == 0, run.stderr
+        return " ".join(run.stderr.split())
+
+    said = run_again()
+    assert said.count("it was restored") == 2 and "model/config.json has changed since it was signed, and could" in said
+    assert "added.txt was added since it was signed. Delete the version" in said
+    config.rmdir()
     (folder / "added.txt").unlink()
+    read_by.parent.rename(tmp_path / "tokenizer")
+    read_by.parent.symlink_to(elsewhere)
+    said = run_again()
+    assert said.count("it was restored") == 1 and "tokenizer.json is missing since it was signed, and could" in said
+    read_by.parent.unlink()
+    assert "tokenizer.json is missing since it was signed; it was restored" in run_again()
+    assert [file.read_text() for file in elsewhere.iterdir()] == ["not mine"]
     assert main(["verify", "small"]) == 0 and "as signed" in capsys.readouterr().out
     (trained,) = home.glob("artifacts/fit/*/model/model.safetensors")
     assert weights.samefile(trained)

@@ -95,7 +95,7 @@ def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(
     run = finetune(home, "deploy", str(file), python=NEW_PYTHON, **server)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{file}: prefect deployment run batch-predict/mine --watch" in run.stdout
-    assert f"{file}: paused by active: false: the schedule nightly" in run.stdout
+    assert f"{file}: schedules paused in this file (active: false): nightly" in run.stdout
     with get_client(sync_client=True) as client:
         deployed = client.read_deployment_by_name("batch-predict/mine")
         assert deployed.pull_steps == [{"tasks.prefect.run_folder.remember": {"directory": str(tmp_path)}}]

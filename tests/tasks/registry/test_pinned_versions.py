@@ -291,7 +291,7 @@ def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) ->
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
     lock = Lock(started_from=OTHER).model_dump(mode="json")
-    with find_versions({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}) as versions:
+    with find_versions({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}, {}) as versions:
         folder = versions.start
         assert folder is not None and all((folder / file.name).samefile(file) for file in kept.path.glob("*/*"))
     assert not any((create_home() / "jobs").iterdir())
