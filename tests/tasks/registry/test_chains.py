@@ -264,7 +264,7 @@ def test_a_reproduction_starts_from_the_pinned_version_and_not_from_todays_champ
         lineage.RECIPE_WITHOUT_DEFAULTS: values,
         "stages": [],
     }
-    with find_versions(record, {}) as versions:
+    with find_versions(record, ()) as versions:
         start = versions.start
         assert start is not None and (start / "model.safetensors").read_bytes() == NO_WEIGHTS
         again = recorded_recipe(record, start)

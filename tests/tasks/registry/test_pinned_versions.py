@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedVersion
+from tasks.cache.results import Artifact, Lock, PinnedFile, PinnedVersion, VersionOfTask
 from tasks.cache.stage import Work
 from tasks.home import home as create_home
 from tasks.registry.model_spec import find_model
@@ -291,10 +292,30 @@ def test_the_start_of_a_model_is_linked_to_while_it_is_made_again(home: Path) ->
     home.mkdir(mode=0o700)
     kept = artifact("load_model", {"model/model.safetensors": b"weights", "tokenizer/tokenizer.json": b"{}"})
     lock = Lock(started_from=OTHER).model_dump(mode="json")
-    with find_versions({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}, {}) as versions:
+    with find_versions({"lock": lock, "stages": [{"name": "load_model", "key": KEY}]}, ()) as versions:
         folder = versions.start
         assert folder is not None and all((folder / file.name).samefile(file) for file in kept.path.glob("*/*"))
     assert not any((create_home() / "jobs").iterdir())
+
+
+def test_a_reproduction_gets_the_files_of_a_teacher_if_it_needs_them_and_hears_if_they_are_gone(tracked: Path) -> None:
+    trained = artifact("fit", {"model/config.json": b"{}", "model/model.safetensors": NO_WEIGHTS})
+    own = {"key": trained.key, "model": trained.parts["model"], "task": "regression"}
+    lock = Lock(teacher_version=VersionOfTask(**{**dict(OTHER), **own})).model_dump(mode="json")
+    record: dict[str, Any] = {"lock": lock, "stages": [], "libraries": {}, "code": {"files": {}}}
+    with find_versions(record, ()) as versions:
+        folder = versions.others["teacher_version"].folder
+        assert folder is not None and (folder / "config.json").samefile(trained.path / "model/config.json")
+    assert not folder.exists()
+    with find_versions(record, {"teacher_outputs"}) as versions:
+        assert versions.others["teacher_version"].folder is None and not versions.warnings
+
+    shutil.rmtree(trained.path)
+    with pytest.raises(UserError, match="small/7, which is the teacher, is no longer in MLflow"):
+        find_versions(record, ()).__enter__()
+    with find_versions(record | {"libraries": {"torch": "0"}}, {"teacher_outputs"}) as versions:
+        (warning,) = versions.warnings
+        assert warning.startswith("teacher_outputs is stored; other code would need small/7, which cannot be had")
 
 
 def test_only_a_recipe_with_a_registry_can_start_from_a_champion(tmp_path: Path) -> None:
