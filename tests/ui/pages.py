@@ -44,9 +44,6 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
         page.do(
             "Page.addScriptToEvaluateOnNewDocument", source=VISITED + LOGGED_IN % json.dumps(_login(servers.PREFECT))
         )
-        page.do("Network.enable")
-        mlflow_login = {"Authorization": f"Basic {_login(servers.MLFLOW)}"}
-        page.do("Network.setExtraHTTPHeaders", headers=mlflow_login)
         _form(page, f"{prefect}/deployments/deployment/{run['deployment_id']}/run", pictures)
         _run(page, f"{prefect}/runs/flow-run/{run['id']}", pictures)
         for key, texts in _TABLES.items():
@@ -57,6 +54,9 @@ def look(prefect: str, mlflow: str, pictures: Path) -> None:
             for key, artifact in artifacts.items()
             if artifact["type"] == "markdown"
         }
+        # For MLflow's pages alone: it would replace the login that Prefect's pages send.
+        page.do("Network.enable")
+        page.do("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {_login(servers.MLFLOW)}"})
         _tracked(page, links["finetune-mlflow-run"], f"{prefect}/runs/flow-run/{run['id']}", pictures)
         _registered(page, links["finetune-registered-version"], pictures)
 
