@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FINETUNE = (sys.executable, "-c", "from flows.cli.main import start; start()")
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def main() -> int:
             os.environ.update(servers.read_last_state().environment)
             _run("-m", "prefect", "--no-prompt", "deployment", "run", "finetune/demo", "--watch")
             look(prefect, mlflow, Path(__file__).with_name("pictures"))
-            with Server(Path(os.environ["FINETUNE_HOME"]), "demo") as served:
+            with Server(Path(os.environ["FINETUNE_HOME"]), "demo", command=FINETUNE) as served:
                 try_served_model(served.url, served.token)
         except Missing as missing:
             print(missing, file=sys.stderr)
@@ -51,7 +52,7 @@ def main() -> int:
 
 
 def _finetune(*arguments: str) -> None:
-    _run("-c", "from flows.cli.main import start; start()", *arguments)
+    _run(*FINETUNE[1:], *arguments)
 
 
 def _run(*arguments: str) -> None:
