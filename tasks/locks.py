@@ -54,8 +54,7 @@ def shared_lock(file: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
             on_wait()
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         while not _is_file(descriptor, file):
-            os.close(descriptor)
-            descriptor = _open(file)
+            descriptor = _open_again(file, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -76,8 +75,7 @@ def exclusive_lock(file: Path, wait_s: float = 0.0, on_wait: Callable[[], None] 
                 on_wait_called = True
                 on_wait()
             time.sleep(WAIT_S)
-            os.close(descriptor)
-            descriptor = _open(file)
+            descriptor = _open_again(file, descriptor)
         yield locked
     finally:
         os.close(descriptor)
@@ -186,6 +184,13 @@ class FlockManager:
 
 def _open(file: Path) -> int:
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _open_again(file: Path, descriptor: int) -> int:
+    """Opens the file and closes the descriptor, in this order: the caller closes it if the file cannot be opened."""
+    opened = _open(file)
+    os.close(descriptor)
+    return opened
 
 
 def _is_file(descriptor: int, file: Path) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prefect.locking.protocol import LockManager
 
 from tasks import locks
-from tasks.locks import FlockManager, shared_lock
+from tasks.locks import FlockManager, exclusive_lock, shared_lock
 
 HOLDER = """
 import sys, time
@@ -106,3 +111,23 @@ def test_shared_holders_and_a_lone_one_keep_each_other_out(tmp_path: Path) -> No
     leave.set()
     thread.join()
     assert alone.acquire_lock("home", "lone", acquire_timeout=0)
+
+
+@pytest.mark.parametrize("hold", [shared_lock, partial(exclusive_lock, wait_s=5)])
+def test_a_lock_file_that_was_removed_and_cannot_be_made_again_is_named_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], AbstractContextManager[object]]
+) -> None:
+    opened = list[int]()
+
+    def open_once(file: Path) -> int:
+        if opened:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        opened.append(os.open(file, os.O_RDWR | os.O_CREAT))
+        file.unlink()
+        return opened[0]
+
+    monkeypatch.setattr(locks, "_open", open_once)
+    with pytest.raises(OSError, match="No space left"), hold(tmp_path / "a.lock"):
+        pass
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
