@@ -11,13 +11,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from tasks.cache.code import code_behind
 from tasks.cache.store import link_or_copy
 from tasks.home import mlflow_artifacts
 from tasks.registry.versions import LOGGED_BY_CODE, logged_parts
-from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.connection import find_files_here, mlflow_errors
 from training.evaluation.stored_calibration import Calibration
 from training.jobs.program import run_program
 from training.jobs.protocol import Events, Job, TaskSettings, sha256
@@ -182,12 +181,10 @@ def share_weights(location: str, folder: Path, aside: Path) -> None:
     Either file may be removed without the other. Code that writes into one of them would change both: the digest of the
     artifact notices it.
     """
-    url = urlsplit(location)
-    path = unquote(url.path) if url.scheme == "file" else unquote(url.path).lstrip("/")  # of this home's server
-    root = (mlflow_artifacts() / path).resolve()
-    if url.scheme not in ("file", "mlflow-artifacts") or not root.is_relative_to(mlflow_artifacts().resolve()):
+    root = find_files_here(location)
+    if root is None or not root.resolve().is_relative_to(mlflow_artifacts().resolve()):
         return
-    for copy in root.rglob("*.safetensors"):
+    for copy in root.resolve().rglob("*.safetensors"):
         stored = folder / copy.name
         if stored.is_file() and not copy.samefile(stored) and sha256(copy) == sha256(stored):
             aside.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ class RecordedVersions(NamedTuple):
     others: Mapping[str, VersionOfTask]
     """By field of the lock."""
     warnings: Sequence[str]
-    """About those that cannot be had, and may not be needed."""
+    """One for each model that is not available, and that only other code would need."""
 
 
 class Difference(NamedTuple):
@@ -117,7 +117,7 @@ def find_versions(record: Mapping[str, Any], stored: Collection[str]) -> Iterato
             except (UserError, MlflowFailed) as error:
                 if stage not in stored:
                     raise
-                warnings.append(f"{stage} is stored; other code would need {version}, which cannot be had: {error}")
+                warnings.append(f"{stage} is stored; other code would need {version}, which is not available: {error}")
         yield RecordedVersions(start, others, warnings)
 
 

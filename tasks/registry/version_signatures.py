@@ -29,7 +29,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, TypeAdapter, Validati
 
 from tasks.cache.digests import Digests, digest_of
 from tasks.cache.store import link_or_copy
-from tasks.home import home, registry_place, tracking_uri
+from tasks.home import home, mlflow_artifacts, registry_place, tracking_uri
 from tasks.registry.lineage import has_own_record
 from tasks.registry.slsa_statement import PREDICATE_TYPE, build_provenance, require_signed_record
 from tasks.registry.versions import BOUND_TAGS, EXPORTS_TAG, SIGNED_TAG, find_version, need_model, need_version
@@ -492,9 +492,9 @@ def _find_differences(signed: SignedVersion, folder: Path) -> dict[str, str]:
     return found
 
 
-def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: bool) -> list[str]:
-    """Puts the trained files in the place of a version's files that are not as they were signed. Returns a warning for
-    each, also for those that cannot be restored.
+def restore_files(name: str, number: str, trained: Path, *, fetches: bool) -> list[str]:
+    """Replaces files of a version that are not as they were signed by those of the trained folder. Returns a warning
+    for each such file, restored or not.
 
     `fetches`: whether files that MLflow does not keep on this machine are fetched, to be compared.
     """
@@ -513,7 +513,7 @@ def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: boo
     except MlflowFailed as error:
         return [f"{name}/{number} could not be compared with its signature: {error}"]
     for path, difference in differences.items():
-        own = trained.folder / Path(path).name
+        own = trained / Path(path).name
         said = f"{name}/{number}: in MLflow its file {path} {difference} since it was signed"
         if not own.is_file() or signed.files.get(path) != Digests(home()).of(own):
             warnings.append(f"{said}. {_DELETE}")
@@ -531,8 +531,10 @@ def restore_files(name: str, number: str, trained: TrainedModel, *, fetches: boo
 
 
 def _put(own: Path, folder: Path, path: str) -> None:
-    """Puts a file at a path below a folder: a link to it if it has weights, else a copy. Raises OSError if the path
-    leads elsewhere."""
+    """Puts a file at a path below a folder of the home's MLflow: a link to it if it has weights, else a copy. Raises
+    OSError for any other folder, which the registry may name, and if the path leads elsewhere."""
+    if not folder.resolve().is_relative_to(mlflow_artifacts().resolve()):
+        raise OSError(errno.EPERM, "it is not in this home", str(folder))
     place = folder / path
     above = [folder / parent for parent in Path(path).parents]
     if ".." in Path(path).parts or any(parent.is_symlink() for parent in above[:-1]):

@@ -121,7 +121,6 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         taken = promotions.explain_lost_alias(model, champion, version) if model and version else None
         if not taken:
             _require_compared(client, current, name, version, refs["fit"].parts["model"], verdict)
-        trained_model = TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key))
         if is_new := version is None:
             run_id = find_or_create_run(client, recipe.name, work.run)
             # Before the registration, so that every version has its lineage.
@@ -134,7 +133,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
         else:
             # MLflow's weights may be the same files as those of an artifact that was damaged and made again.
             is_retrained = any(row.name == "fit" and row.state != "cached" for row in work.earlier)
-            for text in restore_files(name, version, trained_model, fetches=is_retrained):
+            for text in restore_files(name, version, refs["fit"].path / "model", fetches=is_retrained):
                 work.warning(text)
         if str(current) == version and (verdict.comparison is None or verdict.comparison.baseline):
             # The model is the champion, so it was compared with none: it keeps the verdict of its promotion.
@@ -154,7 +153,7 @@ def register(work: Work, recipe: Recipe, lock: Lock, verdict: Verdict, *artifact
             *(client, name, version, lineage.find_record_of_version(f"{name}/{version}")),
             is_new=is_new,
             tags=(origin, latest),
-            trained=trained_model,
+            trained=TrainedModel(refs["fit"].path / "model", _digest_trained(refs["fit"].key)),
             exports=files,
         )
         if warning:

@@ -315,7 +315,7 @@ def test_a_reproduction_gets_the_files_of_a_teacher_if_it_needs_them_and_hears_i
         find_versions(record, ()).__enter__()
     with find_versions(record | {"libraries": {"torch": "0"}}, {"teacher_outputs"}) as versions:
         (warning,) = versions.warnings
-        assert warning.startswith("teacher_outputs is stored; other code would need small/7, which cannot be had")
+        assert warning.startswith("teacher_outputs is stored; other code would need small/7, which is not available")
 
 
 def test_only_a_recipe_with_a_registry_can_start_from_a_champion(tmp_path: Path) -> None:

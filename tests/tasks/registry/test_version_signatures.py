@@ -26,6 +26,7 @@ from tasks.registry.version_signatures import (
     MANIFEST,
     PROVENANCE,
     SignedVersion,
+    _put,
     check_all_files,
     require_own_key,
     sign_own_version,
@@ -490,6 +491,13 @@ def test_every_file_is_verified_on_request_also_those_that_are_not_loaded(target
     found, steps = zip(*(problem.split(" since it was signed. ") for problem in check_all_files(signed)), strict=True)
     assert list(found) == expected
     assert "--force fit" in steps[0] and all(step.startswith("Delete the version") for step in steps[1:])
+
+
+def test_no_file_is_restored_in_a_folder_outside_of_the_home(home: Path, tmp_path: Path) -> None:
+    (own := tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="not in this home"):
+        _put(own, tmp_path / "elsewhere", "model/config.json")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def ask_model_signing(target: Target) -> bool:
