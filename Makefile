@@ -1,4 +1,5 @@
-# make demo: fine-tune a small model on text that every machine has.   make test: run the tests.
+# make demo: fine-tune a small model on text that every machine has.
+# make test: the tests that take less than two seconds each; all of them: make test TEST=tests
 # make drill: the tests that take minutes each; then kill runs at random instants and compare their results.
 # make simulate: the code of stores, locks and leases in a simulated world, where machines fail; SIMULATE="--mutations"
 # plants mistakes that it must find.
@@ -29,9 +30,10 @@ INSTALL := $(PIP) --constraint constraints.txt --build-constraint constraints.tx
 demo: $(VENV)/.installed
 	$(VENV)/bin/finetune run deployments/demo.yaml
 
-# make test TEST="--durations=20 tests/flows"
+# With TEST, slow ones too: make test TEST="--durations=20 tests/flows"
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(TEST)
+	$(VENV)/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder \
+		$(if $(TEST),$(TEST),-m "not drill and not slow")
 
 # make drill DRILL="--kills 100 --seed 1"
 drill: $(VENV)/.installed

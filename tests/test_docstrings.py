@@ -14,6 +14,7 @@ from training.data.sources import fingerprint as product_fingerprint
 from training.data.sources import load_object
 
 
+@pytest.mark.slow
 def test_every_library_has_the_same_number_of_texts() -> None:
     count = Counter(row["label"] for split in ("train", "validation") for row in rows(split))
     assert set(count) == set(LIBRARIES)
@@ -37,6 +38,7 @@ def test_about_fifteen_percent_are_held_out() -> None:
     assert 0.13 < held_out / (held_out + trained) < 0.17
 
 
+@pytest.mark.slow
 def test_any_process_draws_the_same_rows_and_imports_none_of_the_libraries() -> None:
     code = (
         "import sys\n"

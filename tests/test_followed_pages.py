@@ -105,6 +105,7 @@ def followed(page: Path, *, runs: bool) -> str:
     return BLOCK.sub(Follower(runs=runs).follow, page.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [TASK_TYPE_PAGE, TUTORIAL, SERVICE], ids=lambda page: str(page.stem))
 def test_the_steps_before_a_run_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     with in_folder(tmp_path):

@@ -136,6 +136,7 @@ def build_layers(project: Path, environment: dict[str, str]) -> subprocess.Compl
     return subprocess.run(argv, cwd=project, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("install", [make, build_layers])
 def test_make_and_the_image_install_the_locked_files_and_refuse_a_changed_wheel(
     tmp_path: Path, install: Callable[[Path, dict[str, str]], subprocess.CompletedProcess[str]]

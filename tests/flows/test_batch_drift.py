@@ -50,6 +50,7 @@ def predict(home: Path, *more: str, **server: str) -> tuple[dict[str, Any], str]
     return json.loads((folder / "out.json").read_text()), run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_the_rows_of_each_night_are_compared_once_and_the_verdict_is_where_those_of_drift_are(
     home: Path, tmp_path: Path, server: dict[str, str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_rows_of_each_night_are_compared_once_and_the_verdict_is_where_those
         }
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_compared_are_predicted_all_the_same(
     home: Path, tmp_path: Path, server: dict[str, str]
 ) -> None:

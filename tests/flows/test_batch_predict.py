@@ -83,6 +83,7 @@ def command(home: Path, server: dict[str, str], inbox: Path, out: Path, *more: s
     return dict(json.loads(told.read_text()))
 
 
+@pytest.mark.slow
 def test_every_row_is_in_the_output_once_and_later_runs_predict_the_new_rows_alone(
     home: Path, server: dict[str, str], inbox: Path, tmp_path: Path
 ) -> None:
@@ -353,6 +354,7 @@ def test_a_program_that_cannot_run_is_a_failure_and_leaves_nothing(
     assert not list(home.glob("jobs/predict-*"))
 
 
+@pytest.mark.slow
 def test_damaged_shards_and_files_are_made_again_and_equal_the_first_ones(
     home: Path, server: dict[str, str], inbox: Path, tmp_path: Path
 ) -> None:
@@ -430,6 +432,7 @@ def flows_of_this_process(prefect_server: None) -> Iterator[None]:
     yield
 
 
+@pytest.mark.slow
 def test_the_flow_is_called_with_its_parameters_as_plain_values(
     home: Path, inbox: Path, tmp_path: Path, flows_of_this_process: None
 ) -> None:

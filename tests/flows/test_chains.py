@@ -116,6 +116,7 @@ def test_check_counts_tokens_with_the_tokenizer_of_the_version(
     assert "not checked" not in from_registry
 
 
+@pytest.mark.slow
 def test_a_promotion_of_the_first_recipe_starts_the_deployment_of_the_second(
     home: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def person(home: Path, tmp_path: Path) -> Iterator[Person]:
     person.command.wait()
 
 
+@pytest.mark.slow
 def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, home: Path) -> None:
     greeting = "counter version 1. /reset begins a new conversation, /quit or Ctrl-D ends it"
     assert person.reads().startswith(f"{UNSIGNED} {greeting}")
@@ -119,6 +120,7 @@ def test_a_person_talks_stops_an_answer_begins_anew_and_leaves(person: Person, h
     assert [*(home / "jobs").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(home: Path, tmp_path: Path) -> None:
     register(write_assistant(tmp_path / "model"), max_new_tokens=3)
     lines = b"\xe9 six\n\ncount\n/reset\ncount\n/quit\nsix\n"  # the first is no UTF-8
@@ -131,6 +133,7 @@ def test_lines_of_a_pipe_are_answered_one_by_one_without_torch_in_the_command(ho
     assert talk.stdout.splitlines() == [b"six seven eight", b"five six seven", b"three four five"]
 
 
+@pytest.mark.slow
 def test_conversations_and_requests_in_files_are_answered_as_in_a_chat_and_once(
     home: Path, server: dict[str, str], tmp_path: Path
 ) -> None:

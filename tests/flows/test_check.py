@@ -250,6 +250,7 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(
     signal.signal(signal.SIGINT, ignored)
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_a_tracker_nor_a_server_is_needed(file: Path, home: Path) -> None:
     heavy = "'torch', 'transformers', 'datasets', 'evaluate', 'prefect', 'mlflow', 'matplotlib'"
     program = (
@@ -275,6 +276,7 @@ def test_of_a_model_of_the_hub_the_tokenizer_alone_is_loaded(file: Path, home: P
     assert "tokenizer.json" in requests and "config.json" in requests and "safetensors" not in requests
 
 
+@pytest.mark.slow
 def test_on_a_terminal_messages_are_wrapped_below_each_other(file: Path, home: Path) -> None:
     (file.parent / "train.csv").write_text(DOUBLED)
     ours, theirs = pty.openpty()

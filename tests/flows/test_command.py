@@ -20,6 +20,7 @@ from tests.flows.small import command, environment, write_project
 from tests.fork_server import NEW_PYTHON
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", [None, "ascii"])
 def test_labels_and_texts_are_read_and_printed_whatever_the_encoding_of_the_locale(
     encoding: str | None, home: Path, tmp_path: Path
@@ -38,6 +39,7 @@ def test_labels_and_texts_are_read_and_printed_whatever_the_encoding_of_the_loca
     assert ("schön" if encoding is None else r"sch\xf6n").encode() in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_reader_that_goes_away_ends_nothing_and_leaves_no_traceback(home: Path, stream: str) -> None:
     """As in `finetune … | head`: the command goes on to its end, with its own exit code."""

@@ -25,7 +25,7 @@ from tests.flows.served import Server
 from tests.flows.small import BAD, FILLER, GOOD, artifact_of, states, write_project
 from training.evaluation.stored_calibration import Calibration
 
-pytestmark = pytest.mark.usefixtures("shared_server")
+pytestmark = [pytest.mark.usefixtures("shared_server"), pytest.mark.slow]
 
 ROWS = {"train": 500, "validation": 300, "test": 700}
 RELEASE = {"abstain": {"max_error": 0.05}, "prediction_sets": 0.95}

@@ -140,6 +140,7 @@ def test_a_shared_store_is_read_and_written_and_nothing_is_left_in_it(on_s3: str
     assert (found.level, found.found) == ("ok", f"{on_s3}: may only be read")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [403, 503])
 def test_a_shared_store_that_refuses_or_fails_is_a_problem(on_s3: str, s3: S3, status: int) -> None:
     s3.fault = lambda request: status

@@ -22,6 +22,8 @@ from tests.s3 import BUCKET, KEYS, S3
 from tests.tasks.shared import s3
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["s3"]
 
 FEW = ("--set", "min_rows=50")  # the small recipe has 60 rows of validation

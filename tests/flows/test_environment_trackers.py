@@ -7,6 +7,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.flows.forked import finetune
@@ -14,6 +15,7 @@ from tests.flows.small import FinishedRun
 from tests.post_server import post_server
 
 
+@pytest.mark.slow
 def test_a_run_sends_openlineages_events_and_opentelemetrys_spans_of_all_of_its_stages(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

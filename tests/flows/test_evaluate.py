@@ -18,6 +18,8 @@ from tests.s3 import KEYS, S3
 from tests.tasks.shared import s3
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["s3"]
 
 

@@ -16,6 +16,8 @@ from tests.flows.small import FinishedRun, states
 from tests.fork_server import call
 from tests.training.language_models import make_model, sentences
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXPORTS = ["--set", "release.exports=[onnx, onnx-int8]", "--set", "release.export_margin=0.2"]
 ENCODER_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}

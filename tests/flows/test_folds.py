@@ -21,6 +21,8 @@ from tests.flows.small import FinishedRun, artifact_of, environment, states
 from tests.fork_server import PAUSE
 from training.jobs.protocol import EVENTS, read_events, sha256
 
+pytestmark = pytest.mark.slow
+
 FOLDS = ("--set", "evaluation.folds=3")
 OF_FOLDS = [f"{name}_fold_{fold}" for fold in (1, 2, 3) for name in ("fit", "predict")]
 

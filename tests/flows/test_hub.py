@@ -22,6 +22,8 @@ from tests.hub.server import Hub
 from tests.hub.sst2 import MODEL, ROWS, distilbert_files, sst2_files
 from tests.hub.stages import run_stages
 
+pytestmark = pytest.mark.slow
+
 SST2 = str(Path(__file__).parents[2] / "deployments" / "sst2.yaml")
 REPO = "tester/sst2"
 RELEASED = [

@@ -58,6 +58,7 @@ def summary_of(result: Mapping[str, Any]) -> dict[str, str]:
     return {stage["name"]: stage["state"] for stage in result["stages"]}
 
 
+@pytest.mark.slow
 def test_a_list_is_decided_on_and_its_decisions_change_the_rows_of_train(
     finished: FinishedRun, with_folds: Path, server: dict[str, str], tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_list_is_decided_on_and_its_decisions_change_the_rows_of_train(
     assert "load_data        will run" in planned.stdout and "review.csv none →" in planned.stdout, planned.stdout
 
 
+@pytest.mark.slow
 def test_a_second_list_is_cached_keeps_decisions_and_never_overwrites_a_file(
     with_folds: Path, server: dict[str, str], tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_second_list_is_cached_keeps_decisions_and_never_overwrites_a_file(
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "small-labels.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_labels_are_compared_with_those_of_another_source(
     finished: FinishedRun, with_folds: Path, server: dict[str, str], tmp_path: Path
 ) -> None:

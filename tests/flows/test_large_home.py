@@ -16,6 +16,8 @@ from tests.benchmarks import scale
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"ARTIFACTS": 30, "RUNS": 5, "VERSIONS": 4, "RECIPES": 2, "MODELS": 2}
 
 

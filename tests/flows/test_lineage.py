@@ -212,6 +212,7 @@ with _fresh_home(None, "m") as home:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remover", ["store", "reproduce"])
 def test_the_home_of_a_reproduction_is_listed_and_kept_while_it_runs_and_goes_once_it_was_killed(
     tracked: Path, capsys: pytest.CaptureFixture[str], remover: str

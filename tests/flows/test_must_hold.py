@@ -28,6 +28,7 @@ def write(file: Path, rows: list[tuple[str, ...]], head: tuple[str, ...] = ("tex
     return ["--set", f"release.gate.must_hold.path={file}"]
 
 
+@pytest.mark.slow
 def test_a_model_with_a_wrong_row_is_rejected_and_the_rest_of_the_run_is_cached(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from tests.flows.small import write_project
 from tests.waiting import wait_until
 from training.recipe import load
 
+pytestmark = pytest.mark.slow
+
 Post = dict[str, str]
 
 

@@ -249,6 +249,7 @@ def test_planning_stores_nothing(
     assert {path.name for path in (tmp_path / "home").iterdir()} <= {"digests.db", MARK}
 
 
+@pytest.mark.slow
 def test_how_training_is_launched_is_shown_without_loading_torch(finished: FinishedRun) -> None:
     program = (
         "import sys; from flows.cli.main import main; code = main(sys.argv[1:]);"
@@ -299,6 +300,7 @@ def plan_from(checkout: Path, finished: FinishedRun) -> dict[str, str]:
     return _reasons(run.stdout)
 
 
+@pytest.mark.slow
 def test_a_moved_checkout_a_reformat_and_an_edit_of_the_runtime_change_nothing(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_moved_checkout_a_reformat_and_an_edit_of_the_runtime_change_nothing(
     assert plan_from(moved, finished) == {}
 
 
+@pytest.mark.slow
 def test_one_line_of_a_stages_helper_is_noticed_and_named(finished: FinishedRun, tmp_path: Path) -> None:
     moved = checkout(tmp_path)
     module = moved / "training" / "tokenization" / "encoder.py"

@@ -168,6 +168,7 @@ def state_of_fit(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return line.split(maxsplit=1)[1]
 
 
+@pytest.mark.slow
 def test_edits_that_cannot_change_the_weights_leave_fit_cached(
     checkout: Path, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

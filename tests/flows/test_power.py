@@ -51,6 +51,7 @@ def test_a_comparison_of_another_version_of_the_project_counts_as_none(home: Pat
     assert last_comparison(recipe) is None
 
 
+@pytest.mark.slow
 def test_counted_comparisons_flips_and_few_rows_show_in_power_and_plan(finished: FinishedRun) -> None:
     gate = ["--set", "release.gate.control=all", "--set", "release.gate.flips.max_share=0.02"]
     shown = finetune(finished.home, "power", str(finished.file), *gate).stdout
@@ -72,6 +73,7 @@ def test_counted_comparisons_flips_and_few_rows_show_in_power_and_plan(finished:
     assert "  gate: " not in finetune(finished.home, "plan", str(finished.file)).stdout
 
 
+@pytest.mark.slow
 def test_a_run_by_groups_trains_nothing_again_and_judges_by_groups(finished: FinishedRun, tmp_path: Path) -> None:
     """The three genres are the groups: too few to promote, as plan, verdict and power say."""
     home, out = shutil.copytree(finished.home, tmp_path / "home", symlinks=True), tmp_path / "out.json"

@@ -36,6 +36,7 @@ def test_after_a_rollback_a_run_of_what_was_taken_back_changes_nothing(
     assert str(client.get_model_version_by_alias("small", "champion").version) == "2"
 
 
+@pytest.mark.slow
 def test_a_model_gives_the_same_answers_by_file_and_served_over_http(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:

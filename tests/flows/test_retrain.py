@@ -30,6 +30,8 @@ from tests.flows.small import FinishedRun, write_project, write_rows
 from training.problems import UserError
 from training.recipe import load, parse
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOKS = """
 import json, sys

@@ -140,6 +140,7 @@ def test_the_registered_version_is_safetensors_with_its_lineage_and_its_metrics(
     assert [list(row) for row in json.loads(example.read_text())] == [["text"], ["text"]]
 
 
+@pytest.mark.slow
 def test_a_second_run_reports_that_nothing_changed_without_unneeded_imports(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_an_unchanged_run_ends_with_the_alias_of_now_and_the_next_commands(
     ]
 
 
+@pytest.mark.slow
 def test_a_forced_stage_and_one_of_new_rows_run_and_what_reads_nothing_new_is_cached(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def _flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_interrupted_killed_then_run_twice_at_once_it_ends_with_the_same_bytes(
     finished: FinishedRun, server: dict[str, str], fresh_database: Path, tmp_path: Path
 ) -> None:

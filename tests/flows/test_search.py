@@ -15,6 +15,8 @@ from tests.flows.served import add_version, register, store_model
 from tests.made import KEY
 from tests.training.counting import NUMBERS, WORDS, write_assistant
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def counter_home(registry_home: Path, tmp_path: Path) -> Path:

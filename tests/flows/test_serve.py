@@ -101,6 +101,7 @@ def test_rows_have_the_predictions_of_finetune_predict_and_an_unusable_row_its_e
     assert all(row["served_by"] == "small/1" and row["prediction"]["label"] for row in recorded)
 
 
+@pytest.mark.slow
 def test_recorded_rows_are_compared_by_drift_and_with_labels_evaluated(
     finished: FinishedRun, server: dict[str, str], tmp_path: Path
 ) -> None:
@@ -309,6 +310,7 @@ def test_a_client_that_goes_away_ends_its_generation(counter: Server) -> None:
     assert answer.json()["choices"][0]["text"] == "nine"
 
 
+@pytest.mark.slow
 def test_a_promotion_loses_no_request_and_a_version_that_does_not_load_changes_nothing(
     counter_home: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +348,7 @@ def test_a_promotion_loses_no_request_and_a_version_that_does_not_load_changes_n
         server.says(f"counter version 1 answers, in place of version {newer}.")
 
 
+@pytest.mark.slow
 def test_a_version_with_a_chat_template_answers_conversations_once_it_is_promoted(
     home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +370,7 @@ def test_a_version_with_a_chat_template_answers_conversations_once_it_is_promote
         assert ask().json()["choices"][0]["message"]["content"] == "nine"
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_is_started_again_and_a_server_that_is_stopped_answers_first(
     counter_home: Path, tmp_path: Path
 ) -> None:
@@ -394,6 +398,7 @@ def test_a_program_that_is_killed_is_started_again_and_a_server_that_is_stopped_
         assert {*(counter_home / "jobs").glob("serve-*")} == before
 
 
+@pytest.mark.slow
 def test_a_version_that_fails_on_an_answered_row_does_not_take_over(
     home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +421,7 @@ def test_a_version_that_fails_on_an_answered_row_does_not_take_over(
         assert ask()["model"] == "counter/1"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_while_it_loads_ends_without_a_traceback(counter_home: Path) -> None:
     code = code_with_forked_programs("from flows.cli.main import main; sys.exit(main())")
     argv = [NEW_PYTHON, "-c", code, "serve", "counter", "--port", "0"]
@@ -432,6 +438,7 @@ def test_a_server_that_is_stopped_while_it_loads_ends_without_a_traceback(counte
     assert {*(counter_home / "jobs").glob("serve-*")} == before
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_server_goes_at_the_next_start_and_by_finetune_store(counter_home: Path) -> None:
     before = {*(counter_home / "jobs").glob("serve-*")}
 
@@ -541,6 +548,7 @@ ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 def test_vllm_gets_the_exported_folder_and_the_requests_and_follows_the_alias(
     counter_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def photos(model: Path, tmp_path_factory: pytest.TempPathFactory, fresh_database
             yield server
 
 
+@pytest.mark.slow
 def test_files_of_a_form_and_data_urls_have_the_models_predictions_in_their_order(model: Path, photos: Server) -> None:
     contents = [file_of(noise(seed), kind) for seed, kind in enumerate(["PNG", "JPEG", "WEBP"])]
     expected = call(predict, model, [stored(content) for content in contents])

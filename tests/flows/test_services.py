@@ -34,6 +34,8 @@ from tests.processes import argv, listening
 from tests.waiting import wait_until
 from training.jobs.processes import find_readers, variable
 
+pytestmark = pytest.mark.slow
+
 EVIL = "http://evil.example"
 NOBODY = "00000000-0000-0000-0000-000000000000"
 PREFECT_REQUESTS: dict[str, Any] = {

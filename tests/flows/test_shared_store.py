@@ -29,6 +29,7 @@ def leave_uploads(home: Path) -> None:
         (home / "uploads" / f"{folder.parent.name}.{folder.name}").touch()
 
 
+@pytest.mark.slow
 def test_a_second_home_trains_nothing_and_has_the_same_model(
     finished: FinishedRun, s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: dict[str, str]
 ) -> None:

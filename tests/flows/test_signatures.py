@@ -17,6 +17,7 @@ from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, write_rows
 
 
+@pytest.mark.slow
 def test_a_registered_version_is_signed_and_stays_usable_after_a_report_of_drift_and_a_changed_byte_is_refused(
     finished: FinishedRun,
     server: dict[str, str],
@@ -46,6 +47,7 @@ def test_a_registered_version_is_signed_and_stays_usable_after_a_report_of_drift
     assert "config.json has changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_version_whose_files_changed_in_mlflow_is_restored_by_a_run_of_its_recipe(
     finished: FinishedRun,
     server: dict[str, str],

@@ -16,6 +16,8 @@ import yaml
 from tests.flows.forked import finetune
 from tests.flows.small import FinishedRun, command, environment
 
+pytestmark = pytest.mark.slow
+
 SPACE = {
     "training.learning_rate": {"log": [1e-3, 2e-2]},
     "training.per_device_train_batch_size": {"choice": [16, 32]},

@@ -21,6 +21,7 @@ IN_CI = {"image-classification", "reward-modeling"}
 """A processor in place of a tokenizer, and a model that no pipeline serves; the others are left to the drill."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.drill]) for name in TINY]
 )

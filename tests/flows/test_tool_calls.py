@@ -17,6 +17,8 @@ from tests.flows.forked import finetune
 from tests.flows.served import Server
 from training.tokenization.tool_calls import parse_message
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:

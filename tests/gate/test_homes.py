@@ -27,6 +27,7 @@ def test_the_simulated_p_values_are_those_of_the_gate() -> None:
         assert (of_flips <= 0.05) == (highest_share_by_groups(lost, groups, 0.95) <= most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [GUIDE, Home(minimum_f1=0.8, max_flips=0.02, groups="new")], ids=["guide", "groups"])
 def test_few_homes_ever_promote_a_model_that_is_no_better(home: Home) -> None:
     assert sum(map(home.promotes, range(20))) <= 4

@@ -38,6 +38,7 @@ def test_the_function_of_every_case_takes_its_settings() -> None:
         inspect.signature(function).bind("ground", "folder", **case.settings)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_all_cases_are_collected_none_is_tried_and_the_exit_status_is_0(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     argv = [sys.executable, "-m", "tests.gpu", "--json", str(file)]

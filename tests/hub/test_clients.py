@@ -156,6 +156,7 @@ print(json.dumps([read("tester/model"), read(sys.argv[1])]))
 """
 
 
+@pytest.mark.slow
 def test_datasets_and_transformers_read_what_is_there_and_a_pushed_model_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_promoted_model_is_published_once_and_its_token_stands_nowhere(
     assert token not in readme + b"".join(files.values()) + titles.encode()
 
 
+@pytest.mark.slow
 def test_a_model_without_evaluation_results_removes_those_of_the_model_before(
     hub: Hub, refs: dict[str, Artifact], home: Path
 ) -> None:

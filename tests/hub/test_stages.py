@@ -20,6 +20,8 @@ from training.models.loading import export, load_base, load_for_training, load_t
 from training.models.pooling import CONFIG, Pooling, pooling_of
 from training.models.repository_files import text_prompts
 
+pytestmark = pytest.mark.slow
+
 PINNED = "pinned"
 """Stands for the commit of the repository, which is not looked up: its troubles show when it is read."""
 NOWHERE = "f" * 40

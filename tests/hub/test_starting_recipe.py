@@ -23,6 +23,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield hub
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_gets_a_recipe_with_its_splits_and_labels(hub: Hub, tmp_path: Path) -> None:
     home, env = tmp_path / "home", hub.environment(tmp_path)
     made = finetune(home, "init", ROWS, "--config", "sst2", "--yes", "--model", "scratch", **env)

@@ -186,6 +186,7 @@ def wait(until: Callable[[], Any], timeout_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_a_warning_and_gets_them_when_it_answers(
     home: Path, hub: Hub, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
@@ -16,6 +17,7 @@ from tests.sbom import bill
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_bill_of_this_environment_is_valid_and_has_the_locks_hash_of_every_package(tmp_path: Path) -> None:
     first, second = (tmp_path / name for name in ("a.json", "b.json"))
     for out in (first, second):

@@ -68,6 +68,7 @@ def test_a_database_is_created_without_a_cache_folder(tmp_path: Path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "first.db", "second.db"]
 
 
+@pytest.mark.slow
 def test_databases_of_mlflow_from_one_template_have_no_path_and_no_time_of_another_home(
     templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_program_gets_the_variables_that_the_user_names_and_a_server_does_not(
     assert secrets_in(server_environment(PREFECT_SERVER)) == {"PGPASSWORD"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_of_secrets")
 def test_torch_loads_compiled_code_from_a_folder_that_no_other_user_can_create(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +253,7 @@ def test_a_file_of_settings_that_is_longer_than_the_memory_is_refused(
     assert [one.where for one in find_environment_problems()] == [".env"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "import prefect.settings; "])
 def test_prefect_reads_no_settings_that_appear_in_the_working_directory_later(tmp_path: Path, first: str) -> None:
     program = f"{first}from tasks import environment_variables; environment_variables.prepare_environment(); "

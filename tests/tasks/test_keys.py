@@ -1017,6 +1017,7 @@ def code_of_batches(task: str, options: dict[str, Any]) -> set[str]:
     return {name.removeprefix("code.") for name in flat if name.startswith("code.")}
 
 
+@pytest.mark.slow
 def test_the_modules_behind_each_stage_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "code_behind", code_behind)
     monkeypatch.setattr(stages, "library_versions", lambda names: {})  # some exports need packages that may be absent

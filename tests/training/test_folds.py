@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.arrow import read_arrow, write_arrow
 from tests.raised import raised_problems
@@ -26,6 +27,7 @@ def write_folds(folder: Path, of_row: list[int]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_fold_ends_with_the_bytes_of_a_training_on_a_file_without_its_rows(world: Path, tmp_path: Path) -> None:
     tokens = read_arrow(world / "tokens/train.arrow")
     of_row = np.random.default_rng(0).integers(1, 4, len(tokens))

@@ -96,6 +96,7 @@ def test_rows_that_are_held_out_by_text_flatter_by_the_planted_amount(tmp_path: 
         assert not covers(score, found.new_customers)
 
 
+@pytest.mark.slow
 def test_customers_that_are_held_out_whole_and_in_one_fold_show_the_truth_within_the_interval(tmp_path: Path) -> None:
     covered = []
     for seed in range(5):

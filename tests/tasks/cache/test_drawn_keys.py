@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def reversed_order(value: Any) -> Any:
     return [reversed_order(one) for one in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 @drawn
 @given(one=mappings, other=mappings)
 @example(one={"a": {}}, other={})

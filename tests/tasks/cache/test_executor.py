@@ -252,6 +252,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_artifact_is_made_again_and_kept_in_quarantine_with_a_warning(home: Path, damage: str) -> None:
     (ref,), _, _ = run((write, "hello"))
@@ -277,6 +278,7 @@ def test_a_deleted_artifact_is_made_again(home: Path) -> None:
     assert not (home / "quarantine").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [None, b"{", b'{"metadata": {}, "result": "bm8="}', b"flip"])
 def test_an_artifact_without_a_good_record_is_taken_and_shown_as_cached(home: Path, record: bytes | None) -> None:
     (ref,), _, _ = run((write, "hello"))
@@ -425,6 +427,7 @@ def wait_until(path: Path, process: Fork) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(home: Path, tmp_path: Path) -> None:
     processes = {name: start_slow(tmp_path, 90, name) for name in ("first", "second")}
     while not any("waits" in (tmp_path / name).read_text() for name in processes):
@@ -436,6 +439,7 @@ def test_of_two_processes_one_makes_it_and_the_other_waits_and_finds_it(home: Pa
     assert (tmp_path / "made").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_when_the_one_that_makes_it_is_killed_the_next_makes_it(home: Path, tmp_path: Path) -> None:
     first = start_slow(tmp_path, 60, "first")
     wait_until(tmp_path / "making", first)
@@ -503,6 +507,7 @@ def test_a_failed_rollback_is_reported_and_hides_neither_the_error_nor_the_other
     assert events[0] == {"kind": "warning", "message": "its changes could not be rolled back: it is away"}
 
 
+@pytest.mark.slow
 def test_actions_that_all_end_well_are_remembered_together(home: Path) -> None:
     run_together((act_and_take_back, "one"), (act, "two"))
     assert calls == ["one", "two"] and events == []

@@ -114,6 +114,7 @@ def in_the_working_directory(ground: Ground) -> Path:
     return write(ground.work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place", [on_pythonpath, editable_by_path, editable_by_hook, namespace_package, in_the_working_directory]
 )

@@ -49,6 +49,7 @@ run_program(fit.main, stops_itself=True)
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
+@pytest.mark.slow
 def test_training_under_a_real_limit_goes_on_with_half_the_rows_and_as_many_steps(home: Path, tmp_path: Path) -> None:
     world = tiny.make_world(tmp_path / "world", **WIDE)
     job = Job.read(tiny.fit_job(world, tmp_path / "job", per_device_train_batch_size=64, num_train_epochs=1))

@@ -120,6 +120,7 @@ def test_a_program_that_waits_has_imported_its_modules_when_its_job_comes(home: 
     assert (job / "logs" / "1.log").is_file() and find_readers(job / "lock") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_under_accelerate_every_rank_gets_the_job(home: Path, processes: int) -> None:
     command = accelerate_argv("own_program", num_processes=processes, mixed_precision="no", use_cpu=True)
@@ -171,6 +172,7 @@ def test_a_run_that_ends_before_leaves_no_process_and_no_folder(home: Path) -> N
         assert not any(map(start_ticks, pids)) and list((home / "waiting").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_when_the_run_is_killed_the_program_that_waits_ends_and_the_next_run_removes_its_folder(home: Path) -> None:
     code = (
         "import sys, time; from tests.tasks.jobs.test_early_launch import program; "

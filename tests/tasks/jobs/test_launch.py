@@ -206,6 +206,7 @@ def test_the_users_mistakes_are_raised_as_such_and_other_failures_as_job_failed(
     assert require_finished(finished) is finished
 
 
+@pytest.mark.slow
 def test_a_job_that_gives_no_sign_of_life_is_stopped(tmp_path: Path) -> None:
     job, argv = write_job(tmp_path, "time.sleep(60)")
     outcome = run_job(job, argv, on_events=lambda events: None, stall_timeout_s=3.0)
@@ -345,6 +346,7 @@ def test_under_accelerate_one_process_runs_whatever_the_users_own_configuration(
     assert require_finished(outcome).result == dict(zip(shown, (None, "no", None, None), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_that_train_on_one_machine_listen_on_loopback_alone(tmp_path: Path, processes: int) -> None:
     main = """
@@ -399,6 +401,7 @@ class PlainProcess:
         return Kills(0, own=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["finished", "killed", "stalled"])
 def test_a_job_is_followed_to_its_end_by_any_runner(tmp_path: Path, ends: str) -> None:
     main = {

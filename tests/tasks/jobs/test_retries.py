@@ -132,6 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """Each start is killed a step further, up to `steps`, and then ends if these are more than `ends`."""
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_is_resumed_as_long_as_each_try_gets_further(work: Work, tmp_path: Path) -> None:
     assert run(work, tmp_path, FURTHER.format(steps=3 * TRIES, ends=3 * TRIES)) == {}
     assert kinds(work).count("started") == 3 * TRIES + 1

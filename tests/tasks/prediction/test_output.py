@@ -204,6 +204,7 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(home: Path, tmp_path
         Predicted(str(tmp_path / "file" / "out"), ["a"]).write()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_fails_for_a_while_gets_all_and_one_that_fails_on_is_a_problem_of_the_network(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_deployment_may_set_every_parameter_of_a_flow_that_looks_at_a_model(tm
         assert not schema.is_valid(yaml.safe_load(write(tmp_path, mistake, entrypoint=entrypoint).read_text()))
 
 
+@pytest.mark.slow
 def test_a_deployment_is_registered_with_its_schedule_and_its_trigger(
     home: Path, prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

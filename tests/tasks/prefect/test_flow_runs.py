@@ -147,6 +147,7 @@ def stopped() -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_down", [True, False])
 def test_a_run_that_down_stops_is_cancelled_and_can_be_resumed_and_any_other_that_is_ended_is_crashed(
     prefect_server: None, home: Path, monkeypatch: pytest.MonkeyPatch, by_down: bool
@@ -237,6 +238,7 @@ def test_a_run_that_is_tried_again_just_now_is_left_alone(home: Path, prefect_se
     assert state_of(run) == StateType.RUNNING
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_delivered_waits_and_holds_up_no_other(home: Path, prefect_server: None) -> None:
     elsewhere, run = str(uuid.UUID(int=0)), left_running()
     for name in (elsewhere, str(run.id)):

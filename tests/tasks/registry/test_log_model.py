@@ -121,6 +121,7 @@ def outcome(job_dir: Path) -> Outcome:
     return found
 
 
+@pytest.mark.slow
 def test_pairs_are_registered_if_the_logged_model_predicts_as_before(
     tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,7 @@ CALLS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", range(8))
 def test_of_two_homes_that_promote_at_once_one_alone_does(
     client: MlflowClient, tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
@@ -331,6 +332,7 @@ def test_of_two_homes_that_promote_at_once_one_alone_does(
     assert list_champions(kept(client), aliases(client)["live"]) == ["1", promoted[0]]
 
 
+@pytest.mark.slow
 def test_a_move_is_considered_dead_only_if_it_stays_pending_not_if_a_process_has_waited_for_others_before(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.architectures import ARCHITECTURES
 from tests.fork_server import call
 from tests.task_types import build_world, recipe_of, write_rows
@@ -96,6 +98,7 @@ def write_embedder(home: Path) -> list[str]:
     return sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 def test_an_embedder_as_onnx_has_the_files_by_which_sentence_transformers_pools(tmp_path: Path) -> None:
     files = call(write_embedder, tmp_path)
     pooling = {

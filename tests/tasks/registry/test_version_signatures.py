@@ -512,6 +512,7 @@ def ask_model_signing(target: Target) -> bool:
     return asked.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_verifier_of_model_signing_gives_the_same_answer(target: Target) -> None:
     signed = verify_tags(target.client.get_model_version(NAME, target.number))
     assert signed is not None and check_all_files(signed) == [] and ask_model_signing(target)

@@ -230,6 +230,7 @@ def test_the_worker_reads_no_settings_in_the_folder_in_which_up_was_started(
     assert "PREFECT_" in log.read_text() and "77.5" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_the_socket_of_a_service_reaches_its_program_and_keeps_the_port_while_that_restarts(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_files_that_were_written_through_the_server_are_read_and_moved_without_i
         assert Path(again).read_text() == "sent"
 
 
+@pytest.mark.slow
 def test_a_body_of_any_length_takes_no_memory_before_the_password_and_a_model_none_after_it(tracked: Path) -> None:
     content = bytes(MB)
     with served(NEW_PYTHON) as (url, pid):

@@ -111,6 +111,7 @@ def test_a_run_holds_the_port_of_its_server_until_the_server_has_ended(tmp_path:
         assert not answers(url)
 
 
+@pytest.mark.slow
 def test_a_new_home_copies_the_tables_of_prefect_s_server_and_no_one_s_data(tmp_path: Path) -> None:
     for home in (tmp_path / "first", tmp_path / "second"):
         with run(home, XDG_CACHE_HOME=str(tmp_path / "cache")) as (_, url, _):

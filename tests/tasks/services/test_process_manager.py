@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 from training.jobs.processes import descendants
 
 
+@pytest.mark.slow
 def test_a_served_model_is_a_service_that_keeps_its_port_and_its_address_is_not_awaited(
     home: Path, fresh_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_model_of_texts_with_labels_gets_no_prompt_of_queries_or_documents(
         assert (kinds[kind].status_code, kinds[kind].json()["error"]["message"]) == (400, message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [("query", "document"), ("query", "documents")], ids=["of rows", "of lists"])
 def test_documents_are_sorted_by_their_scores_for_a_query(
     columns: tuple[str, str], registry_home: Path, tmp_path: Path

@@ -184,6 +184,7 @@ def test_a_server_that_fails_once_is_tried_again(on_s3: str, s3: S3) -> None:
     assert len(s3.requests) == 3
 
 
+@pytest.mark.slow
 def test_a_server_that_only_fails_is_unavailable_in_bounded_time(on_s3: str, s3: S3, large: Path) -> None:
     s3.fault = lambda request: 500
     bucket = Bucket(on_s3, QUICK)
@@ -194,6 +195,7 @@ def test_a_server_that_only_fails_is_unavailable_in_bounded_time(on_s3: str, s3:
         assert time.monotonic() - started < 10 * QUICK.retry_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listening", [True, False])
 def test_a_server_that_does_not_answer_is_unavailable_in_bounded_time(
     on_s3: str, monkeypatch: pytest.MonkeyPatch, listening: bool

@@ -161,6 +161,7 @@ def test_a_stage_whose_artifact_another_machine_made_is_cached_and_its_row_has_t
     assert states(again) == ["cached", "cached"] and [row.fetched_bytes for row in again] == [None, None]
 
 
+@pytest.mark.slow
 def test_while_another_machine_makes_an_artifact_this_one_waits_and_then_fetches_it(homes: Homes, s3: S3) -> None:
     first = homes.use("first")
     refs = [Artifact(stage=row.name, key=row.key or "", digest="") for row in run(Remote())]
@@ -186,6 +187,7 @@ def test_a_stage_that_failed_keeps_no_other_machine_waiting(homes: Homes, s3: S3
     assert not any("/leases/" in name for name in homes.objects(s3))
 
 
+@pytest.mark.slow
 def test_machines_enter_the_block_of_an_action_one_after_the_other(homes: Homes, s3: S3) -> None:
     first, second = homes.use("first"), homes.use("second")
     with first.one_at_a_time("register", "k1"):
@@ -268,6 +270,7 @@ def test_a_damaged_artifact_that_may_not_be_removed_is_made_without_waiting_for_
     assert sum("made again" in warning for warning in remote.end_run(wait=False)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [500, 403])
 def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes: Homes, s3: S3, status: int) -> None:
     first = homes.use("first")
@@ -283,6 +286,7 @@ def test_what_a_run_could_not_upload_is_named_and_uploaded_by_the_next_run(homes
     assert list((homes.folder / "first" / "uploads").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_upload_is_tried_again_while_a_long_stage_runs(
     homes: Homes, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +354,7 @@ def test_uploads_of_an_interrupted_run_are_left_to_the_next(homes: Homes, s3: S3
     assert sum(name.endswith(".json") for name in homes.objects(s3)) == 2
 
 
+@pytest.mark.slow
 def test_two_contents_of_one_key_are_named_and_the_first_stands(homes: Homes, s3: S3) -> None:
     homes.share("first")
     (first,) = [content for name, content in homes.objects(s3).items() if "/artifacts/write/" in name]

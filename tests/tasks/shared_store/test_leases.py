@@ -55,6 +55,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_the_second_machine_waits_and_works_when_the_first_gives_the_lease_back(machine: Machines) -> None:
     first, second = machine(), machine()
     assert first.acquire(*NAME, never)
@@ -164,6 +165,7 @@ def beats(bucket: Bucket) -> int:
     return int(json.loads(bucket.read(OBJECT))["beat"])
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_back_after_its_lease_was_taken_leaves_it_to_the_new_owner(
     machine: Machines, bucket: Bucket
 ) -> None:

@@ -112,6 +112,7 @@ def test_files_of_others_are_neither_counted_nor_removed(bucket: Bucket) -> None
     assert sorted(entry.name for entry in bucket.entries()) == sorted(theirs)
 
 
+@pytest.mark.slow
 def test_an_upload_that_begins_before_the_removal_keeps_the_objects_that_it_found(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_upload_that_begins_before_the_removal_keeps_the_objects_that_it_foun
     assert f"artifacts/fit/{OLD}.json" in gone and not any(name.startswith("objects") for name in gone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("during_listing", [True, False])
 def test_an_upload_that_ends_while_the_removal_looks_keeps_the_objects_that_it_found(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, during_listing: bool
@@ -228,6 +230,7 @@ def test_removals_of_one_home_work_one_after_the_other(bucket: Bucket) -> None:
     assert len(began) == 2
 
 
+@pytest.mark.slow
 def test_a_removal_killed_at_any_request_leaves_whole_artifacts(on_s3: str, s3: S3) -> None:
     bucket, number = Bucket(on_s3, QUICK), 0
     deletes: Iterator[int] = iter(())

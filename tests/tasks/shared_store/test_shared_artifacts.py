@@ -393,6 +393,7 @@ def test_a_bucket_that_goes_away_in_a_download_leaves_nothing(
     assert leftovers(home) == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_goes_away_in_an_upload_shows_no_artifact(shared_on_s3: SharedStore, s3: S3) -> None:
     make()
     answers = iter([None] * 5)

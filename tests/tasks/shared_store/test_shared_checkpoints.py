@@ -283,6 +283,7 @@ def test_an_upload_of_u_seconds_is_followed_by_a_pause_of_19_u(on_s3: str, s3: S
     assert steps(Bucket(on_s3, QUICK)) == [10]
 
 
+@pytest.mark.slow
 def test_after_a_long_outage_checkpoints_are_soon_uploaded_again(on_s3: str, s3: S3, use_home: UseHome) -> None:
     work, now = use_home("first"), [0.0]
     sender = CheckpointUploader(Checkpoints(Bucket(on_s3, QUICK), KEY, work.job), work, clock=lambda: now[0])
@@ -354,6 +355,7 @@ def test_a_look_up_or_a_download_that_fails_once_is_repeated_before_training_sta
     assert ("none of another machine could be fetched" if for_ever else FROM.format(10)) in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [500, 403])
 def test_a_bucket_that_is_away_or_read_only_gives_one_message_and_training_goes_on(
     on_s3: str, s3: S3, use_home: UseHome, status: int
@@ -394,6 +396,7 @@ def upload(url: str, home: Path) -> None:
     uploads(Bucket(url), Work(KEY, home / "out", "run", (), "fit")).upload()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.drill)])
 def test_a_training_whose_home_is_deleted_ends_in_another_home_with_the_same_bytes(
     on_s3: str, s3: S3, world: Path, tmp_path: Path, processes: int

@@ -39,6 +39,7 @@ def scored(accuracy: float) -> Artifact:
     return Artifact(stage="score", key=f"score-{accuracy}", digest="d", result=figures)
 
 
+@pytest.mark.slow
 def test_the_same_model_is_the_same_version_with_the_latest_verdict_and_figures(tracked: Path) -> None:
     client = connect()
     client.create_registered_model("reviews")

@@ -264,6 +264,7 @@ def test_a_file_on_s3_is_pinned_by_its_bytes_and_read(home: Path, s3: S3, monkey
         assert rows.read() == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "splits", "only"),
     [
@@ -290,6 +291,7 @@ def test_unchanged_files_on_s3_cost_one_request_and_a_changed_one_is_another_pin
     assert after.data_files.get("validation") == before.data_files.get("validation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["rows/none.csv", "rows/none", "none/train.csv", "none"])
 def test_a_bucket_or_key_that_does_not_exist_is_reported(
     home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, path: str

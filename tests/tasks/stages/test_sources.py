@@ -168,6 +168,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return rows.digest, tokens.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FILES)
 def test_files_of_every_form_give_the_same_rows_and_tokens(
     case: str, tmp_path: Path, home: Path, expected: tuple[str, str]

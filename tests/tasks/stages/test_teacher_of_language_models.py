@@ -92,6 +92,7 @@ def tokens_of(key: str) -> pa.Table:
     return pa.concat_tables(map(read_arrow, sorted(folder.iterdir())))
 
 
+@pytest.mark.slow
 def test_an_appended_row_computes_one_block_and_another_loss_none(worlds: dict[str, Path], forwards: Forwards) -> None:
     world = worlds["causal-lm"]
     first = make("first", "causal-lm", world, 20)

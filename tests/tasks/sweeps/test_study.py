@@ -67,6 +67,7 @@ def outcomes(study: Study) -> list[tuple[Any, ...]]:
     return [(t.number, dict(t.settings), t.state, t.value, t.evaluations) for t in study.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "pruner"),
     [

@@ -22,6 +22,7 @@ from tests.fork_server import COMMANDS, Fork
 from tests.servers import closed_port, mlflow_server
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_makes_the_database_leaves_none_and_the_next_makes_a_whole_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def run_page(tracker: RunTracker) -> Run:
     return connect().get_run(tracker.mlflow_run_id)
 
 
+@pytest.mark.slow
 def test_a_versions_model_has_its_runs_parameters_and_metrics_with_the_rows_of_each_split_and_slice(
     mlflow: None,
 ) -> None:
@@ -166,6 +167,7 @@ def test_the_rows_of_each_split_are_a_dataset_with_its_use_columns_and_count(mlf
     assert json.loads(found.source) == {"uri": f"{loaded.location}/train.arrow"}
 
 
+@pytest.mark.slow
 def test_a_model_that_no_run_registers_is_one_logged_model_of_its_metrics_however_often_it_is_scored(
     mlflow: None,
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_model_that_no_run_registers_is_one_logged_model_of_its_metrics_howeve
     assert len(models()) == 2
 
 
+@pytest.mark.slow
 def test_a_model_whose_entries_are_delivered_twice_is_as_after_once(
     mlflow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,6 +239,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tracked: Path) -> Non
     assert {of(run): run.info.status for run in runs()} == {"mine": "FINISHED"}
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_delivered_does_not_hold_up_the_others(tracked: Path) -> None:
     for name, experiment in (("a-dead", ""), ("b-dead", "recipe")):  # MLflow takes no empty name
         Outbox(name).put("start", experiment=experiment)
@@ -267,6 +268,7 @@ def test_an_experiment_that_was_deleted_in_mlflow_is_restored_with_a_warning(tra
     ]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_shown(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +285,7 @@ def test_a_tracker_that_is_down_holds_up_no_run_and_its_password_is_not_shown(
     assert len(Outbox("flow-1").read_undelivered()) > 5
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers_holds_up_no_run_for_longer_than_its_limit(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +312,7 @@ class Failing(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with HTTPServer(("127.0.0.1", 0), Failing) as failing:
         threading.Thread(target=failing.serve_forever, daemon=True).start()
@@ -324,6 +328,7 @@ def test_a_server_that_fails_in_everything_holds_up_no_run(home: Path, monkeypat
     assert len(Outbox("flow-1").read_undelivered()) == 3
 
 
+@pytest.mark.slow
 def test_the_load_of_the_machine_is_tracked_also_of_the_time_when_no_server_answers(
     tracked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +413,7 @@ def server(tmp_path: Path, fresh_database: Path, monkeypatch: pytest.MonkeyPatch
     server.kill()
 
 
+@pytest.mark.slow
 def test_records_that_a_server_misses_before_and_during_a_run_are_delivered_once_when_it_is_back(
     home: Path, server: Server
 ) -> None:

@@ -255,6 +255,7 @@ def test_without_the_package_a_run_has_one_warning(
     assert warning.endswith("openlineage, whose package is not installed: pip install 'finetune-flows[openlineage]'.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["refuses", "fails", "is silent"])
 def test_a_dead_server_is_one_warning_and_costs_the_run_seconds_at_its_end(
     tracked: Path, monkeypatch: pytest.MonkeyPatch, server: str

@@ -140,6 +140,7 @@ def test_the_standard_variables_turn_spans_on_and_off(
     assert find_by_environment() == (["opentelemetry"] if on else [], [])
 
 
+@pytest.mark.slow
 def test_without_a_variable_a_run_imports_no_exporter(tracked: Path) -> None:
     program = f"""
 import sys
@@ -172,6 +173,7 @@ def test_a_protocol_that_cannot_be_sent_is_one_warning(
     assert warning.startswith("OpenTelemetry lacks a part of this run (") and protocol in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["refuses", "fails", "is silent"])
 def test_a_dead_collector_is_one_warning_and_costs_the_run_seconds_at_its_end(
     tracked: Path,

@@ -156,6 +156,7 @@ def _wandb(home: Path) -> dict[str, list[tuple[int, float]]]:
     return wandb_curves(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tracker", "read"), [("tensorboard", _tensorboard), ("wandb", _wandb)])
 def test_a_training_has_one_curve_however_often_runs_of_it_are_killed(
     tracked: Path, home: Path, tracker: str, read: Callable[[Path], dict[str, list[tuple[int, float]]]]

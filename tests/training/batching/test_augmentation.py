@@ -122,6 +122,7 @@ def rows_of(processor: ImagePreprocessor) -> TokenRows:
     return TokenRows(pa.table(columns))
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_in_any_number_of_workers_and_other_in_each_epoch(processor: ImagePreprocessor) -> None:
     rows, collate = rows_of(processor), AugmentImages(StackImages(processor), processor, Augment.model_validate(EVERY))
 

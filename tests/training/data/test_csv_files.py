@@ -203,6 +203,7 @@ def test_a_table_without_a_header_is_read_by_the_recipes_names(tmp_path: Path) -
     assert "has 3 fields where data.header names 2" in found[1]
 
 
+@pytest.mark.slow
 def test_rows_may_lack_the_last_fields_if_the_recipe_does_not_use_them(tmp_path: Path) -> None:
     names = ["id", "label", "text", "source", "page"]
     lines = [f"{n}\tpos\tline {n}" + "\tbook\t7" * (n % 3 == 0) + "\tnote" * (n % 3 == 1) for n in range(25_000)]
@@ -373,6 +374,7 @@ def test_maxsplit_holds_across_the_pieces_in_which_a_file_is_read(
     assert run(tmp_path, "a one two three\nb four five six\n", **fields) == ["one two three", "four five six"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2_500_000, 7_000_000])
 def test_a_line_that_is_too_long_is_a_row_of_the_check_long_text(tmp_path: Path, length: int) -> None:
     for quoting, name in (("none", "train.csv"), ("json", "train.jsonl")):

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,7 @@ def is_text(drawn: str) -> bool:
 texts = st.lists(st.sampled_from(ODD) | st.text(max_size=4), max_size=6).map("".join).filter(is_text)
 
 
+@pytest.mark.slow
 @drawn
 @given(writer=st.sampled_from(sorted(WRITERS)), rows=st.lists(st.tuples(texts, st.sampled_from(LABELS)), max_size=8))
 def test_drawn_texts_are_read_as_they_were_written_or_their_rows_are_named(writer: str, rows: Rows) -> None:

@@ -36,6 +36,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_photograph_is_like_the_first_one_and_like_no_other(change: str) -> None:
     first = [photo(seed) for seed in range(20)]

@@ -75,6 +75,7 @@ def test_each_row_of_a_csv_file_comes_once_and_in_order_with_its_error(tmp_path:
     assert rows.kept["id"] == [None, "2", "3", None, "5", "6", "7"]
 
 
+@pytest.mark.slow
 def test_a_table_of_very_many_columns_is_read_in_time_that_grows_with_them(tmp_path: Path) -> None:
     file = tmp_path / "wide.csv"
     file.write_text(f"text,{','.join(f'c{number}' for number in range(100_000))}\nfirst{',' * 100_000}\n")
@@ -273,6 +274,7 @@ def test_shards_of_a_file_stay_the_same_when_rows_are_appended(tmp_path: Path) -
     assert sum(rows for rows, _ in many) == len(texts)
 
 
+@pytest.mark.slow
 def test_more_rows_need_no_more_memory(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         line = json.dumps({"text": "a good text of some length"}) + "\n"

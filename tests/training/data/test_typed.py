@@ -126,6 +126,7 @@ def test_an_error_of_the_consumer_of_the_rows_is_not_blamed_on_the_file(name: st
         blocks.throw(ValueError("of my own"))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [ipc_file, parquet])
 def test_the_cap_counts_the_values_of_the_rows_and_not_the_sizes_that_the_file_declares(
     form: Callable[..., bytes], tmp_path: Path
@@ -136,6 +137,7 @@ def test_the_cap_counts_the_values_of_the_rows_and_not_the_sizes_that_the_file_d
     assert "raise data.max_file_gb" in source_error(tmp_path, name, packed, max_file_gb=0.1).message
 
 
+@pytest.mark.slow
 def test_one_long_text_for_many_rows_is_unpacked_in_parts(tmp_path: Path) -> None:
     content = parquet(pa.table({"text": [LONG] * 400, "label": ["a"] * 400}), compression="zstd")
     assert len(content) < 5_000

@@ -89,6 +89,7 @@ def resumed(folder: Path) -> list[str]:
     return [note.removeprefix("resuming from ") for note in notes if note.startswith("resuming")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

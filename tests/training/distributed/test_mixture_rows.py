@@ -50,6 +50,7 @@ def seen(job_dir: Path, texts: list[str], rows_a_step: int) -> list[Counter[str]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_each_row_of_a_mixture_is_seen_as_often_as_promised_in_every_epoch_also_by_killed_ranks(
     world: Path, texts: list[str], tmp_path: Path, processes: int

@@ -53,6 +53,7 @@ def failure(outcome: Outcome | None) -> Failure:
     return outcome.failure
 
 
+@pytest.mark.slow
 def test_two_ranks_are_launched_and_one_of_them_reports(launched: Path) -> None:
     assert sorted(event["rank"] for event in events(launched, "started")) == [0, 1]
     steps = [event["step"] for event in events(launched, "metrics") if "train_loss" in event["values"]]
@@ -60,6 +61,7 @@ def test_two_ranks_are_launched_and_one_of_them_reports(launched: Path) -> None:
     assert {path.name for path in (launched / "logs").glob("*.log")} == {"1.log", "rank1.log", "supervisor.log"}
 
 
+@pytest.mark.slow
 def test_ranks_killed_again_and_again_end_with_the_same_weights_and_curve_as_two_undisturbed(
     world: Path, launched: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ def test_ranks_killed_again_and_again_end_with_the_same_weights_and_curve_as_two
     assert_same(job_dir, launched)
 
 
+@pytest.mark.slow
 def test_a_stop_that_reaches_one_rank_stops_both_after_the_same_step(
     world: Path, launched: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +97,7 @@ def test_a_stop_that_reaches_one_rank_stops_both_after_the_same_step(
     assert_same(job_dir, launched)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_process_learns_from_the_same_steps(world: Path, tmp_path: Path) -> None:
     """Without dropout, which each rank draws for itself; an epoch's last step has unequal shares."""
     base = world / "base-without-dropout"

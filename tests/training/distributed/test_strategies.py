@@ -110,6 +110,7 @@ def job(world: Path, job_dir: Path, strategy: str) -> Path:
     return tiny.fit_job(world, job_dir, base=base, processes=2, compute=compute, **BEST_FIRST)
 
 
+@pytest.mark.slow
 @each("fsdp", "deepspeed-zero3")
 def test_one_process_that_is_killed_ends_with_the_same_bytes(world: Path, tmp_path: Path, strategy: str) -> None:
     """One GPU trains with a strategy for several to keep state in the CPU's memory."""
@@ -122,6 +123,7 @@ def test_one_process_that_is_killed_ends_with_the_same_bytes(world: Path, tmp_pa
     assert_same(killed, whole)
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_two_processes_that_share_only_the_optimizers_state_end_with_the_same_bytes_after_a_kill(
     world: Path, tmp_path: Path
@@ -138,6 +140,7 @@ def test_two_processes_that_share_only_the_optimizers_state_end_with_the_same_by
 
 
 # ZeRO-2 keeps what ZeRO-3 does, and the whole model besides: the matrix and the drill kill it, too.
+@pytest.mark.slow
 @each("fsdp", "deepspeed-zero3")
 def test_stopped_and_killed_it_ends_with_the_same_bytes_and_the_export_needs_no_strategy(
     world: Path, undisturbed: Callable[[str], Path], tmp_path: Path, strategy: str
@@ -191,6 +194,7 @@ def test_losses_best_model_and_early_end_are_those_of_one_process_on_the_same_st
         torch.testing.assert_close(model[name], weight, rtol=1e-3, atol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 def test_in_bf16_a_shared_models_loss_and_the_sum_of_its_gradients_are_not_rounded(world: Path, tmp_path: Path) -> None:
     """A loss in bf16 has 8 bits: near 1.1, a multiple of 1/128."""
     quick = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "no", "load_best_model_at_end": False}
@@ -229,6 +233,7 @@ def run_as_accelerate_would(job_dir: str, rank: dict[str, str]) -> None:
     run_fit(job_dir, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed-zero2", marks=needs_deepspeed)])
 def test_a_strategy_that_silently_became_another_is_refused_before_it_trains(
     world: Path, tmp_path: Path, strategy: str
@@ -285,6 +290,7 @@ def test_fsdp_takes_the_layer_of_patches_for_one_module_and_names_a_model_withou
     assert problem.where == "compute.strategy" and "ResNetForImageClassification, which has no" in problem.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["masked-lm", "span-corruption"])
 def test_fsdp_trains_a_model_whose_embeddings_are_also_weights_of_others_as_one_process_does(
     tmp_path: Path, task: str

@@ -32,6 +32,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_readmes_engine_trains_what_is_exported_and_goes_on_after_a_kill(world: Path, mine: Path) -> None:
     settings = {"engine": "my_engine:train", "num_train_epochs": 3, "learning_rate": 0.5}
     whole = tiny.fit_job(world, mine / "whole", **settings)

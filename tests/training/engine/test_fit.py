@@ -36,6 +36,7 @@ def undisturbed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_dir
 
 
+@pytest.mark.slow
 def test_run_killed_at_many_instants_ends_with_the_same_weights_and_curve(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_run_killed_at_many_instants_ends_with_the_same_weights_and_curve(
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_run_killed_while_saving_and_while_evaluating_ends_with_the_same_weights_and_curve(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -65,6 +67,7 @@ def test_run_killed_while_saving_and_while_evaluating_ends_with_the_same_weights
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_after_kills_each_step_has_one_point_of_each_name_its_speed_and_epoch_among_them(
     world: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +83,7 @@ def test_after_kills_each_step_has_one_point_of_each_name_its_speed_and_epoch_am
     assert {step for _, step, _ in points} == {7, 14, 21} and len(points) == len({*points})
 
 
+@pytest.mark.slow
 def test_a_stopped_training_saves_and_reports_interrupted_and_the_next_run_resumes_there(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +100,7 @@ def test_a_stopped_training_saves_and_reports_interrupted_and_the_next_run_resum
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_stopped_where_an_epoch_ends_with_an_evaluation_of_its_own_steps_nothing_of_the_epochs_end_is_lost(
     world: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +123,7 @@ def run_fit_with_three_threads(job_dir: str, rank: dict[str, str]) -> None:
     run_fit(job_dir, rank)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_put_aside_and_an_older_one_or_none_gives_the_same_weights(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +160,7 @@ def finish_on(disk: SmallDisk, job_dir: Path) -> Outcome:
     return read_outcome(job_dir) or Outcome(state="failed")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
 def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_again_it_ends_with_the_same_bytes(
     world: Path, undisturbed: Path, tmp_path: Path
@@ -177,6 +184,7 @@ def test_a_disk_too_small_or_full_ends_training_with_one_message_and_with_room_a
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undisturbed: Path, tmp_path: Path) -> None:
     """Also from another place: the folder of the checkpoints moved between the two."""
     for name, ending in {"early": EARLY, "mid-epoch": MID_EPOCH}.items():
@@ -191,6 +199,7 @@ def test_a_run_that_was_over_when_it_was_killed_only_exports(world: Path, undist
         assert_same(moved, whole)
 
 
+@pytest.mark.slow
 def test_a_training_resumes_from_a_checkpoint_of_another_job_with_all_that_it_needs(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -250,6 +259,7 @@ def damaged_copy(checkpoint: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_patience_of_early_stopping_is_remembered(world: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "patience", **EARLY)
     assert kill_when(job_dir, lambda: checkpoints_written(job_dir) >= 2)
@@ -352,6 +362,7 @@ def test_value_that_training_arguments_refuses_is_the_users_mistake(world: Path,
     assert "torch_empty_cache_steps" in outcome.failure.problems[0].message
 
 
+@pytest.mark.slow
 def test_the_estimate_before_the_first_step_changes_neither_weights_nor_curve(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def losses(recipe: dict[str, Any], job: Path, settings: dict[str, Any], **traini
     return {name: [point[name] for point in points if name in point] for name in ("train_loss", "eval_loss")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "accelerate"])
 def test_the_losses_are_those_of_a_training_without_the_kernels(
     recipe: dict[str, Any], tmp_path: Path, engine: str

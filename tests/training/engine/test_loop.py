@@ -147,6 +147,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.slow
 def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_its_weights_curve_and_figures_are_those_of_the_trainer_to_the_byte(
     assert (done["done"], done["total"], done["phase"]) == (21, 21, "train")
 
 
+@pytest.mark.slow
 def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_killed_within_steps_evaluations_and_saves_it_ends_with_the_same_bytes(
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_patience_is_remembered_over_a_kill(world: Path, tmp_path: Path) -> None:
     settings = {"engine": "accelerate", "num_train_epochs": 6, "learning_rate": 1e-9, "per_device_train_batch_size": 50}
     settings |= {"metric_for_best_model": "accuracy", "early_stopping_patience": 2}
@@ -195,6 +198,7 @@ def test_patience_is_remembered_over_a_kill(world: Path, tmp_path: Path) -> None
     assert finished(job_dir)["steps"] == 9  # and remembered when it is over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["accelerate", "trainer"])
 def test_a_metric_without_a_value_chooses_no_checkpoint_and_stops_no_training(
     world: Path, tmp_path: Path, engine: str
@@ -223,6 +227,7 @@ def two_ranks(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_dir
 
 
+@pytest.mark.slow
 def test_two_ranks_train_to_the_bytes_of_the_trainers_two(world: Path, two_ranks: Path, tmp_path: Path) -> None:
     trainer = tiny.fit_job(world, tmp_path / "trainer", processes=2, **TWO | {"engine": "trainer"})
     finished(trainer)
@@ -245,6 +250,7 @@ def test_two_ranks_evaluate_each_row_once(world: Path, two_ranks: Path) -> None:
     assert last["eval_accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
 
 
+@pytest.mark.slow
 def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ranks: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "killed", processes=2, **TWO)
     assert kill_when(job_dir, lambda: bool(events(job_dir, "metrics")), signal.SIGTERM, victim=1)
@@ -262,6 +268,7 @@ def test_two_ranks_stopped_or_killed_end_with_the_same_bytes(world: Path, two_ra
     assert_same(job_dir, two_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "accelerate"])
 def test_mistakes_that_both_engines_refuse_while_they_train(world: Path, tmp_path: Path, engine: str) -> None:
     settings = {"engine": engine, "max_steps": 3, "logging_steps": 1, "per_device_eval_batch_size": 60}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -21,6 +22,7 @@ SCHEDULE_FREE = {
 }
 
 
+@pytest.mark.slow
 def test_schedule_free_exports_its_averaged_weights_and_does_so_after_kills(world: Path, tmp_path: Path) -> None:
     whole = tiny.fit_job(world, tmp_path / "whole", **SCHEDULE_FREE)
     assert finish(whole).state == "finished"

@@ -13,6 +13,8 @@ from tests.training import tiny
 from training.jobs.protocol import Job, read_outcome
 from training.programs import create_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

@@ -33,6 +33,8 @@ from training.jobs.protocol import Job
 from training.models.loading import load_trained
 from training.task_types import load
 
+pytestmark = pytest.mark.slow
+
 TEACHER = {"teacher": {"source": "folder", "path": "big", "temperature": 2.0, "weight": 0.7}}
 STEPS = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "logging_steps": 1}
 

@@ -67,10 +67,12 @@ def write(taught: tuple[str, Path]) -> WriteJob:
     return write
 
 
+@pytest.mark.slow
 def test_processes_and_engines_and_divided_batches_have_the_same_losses(write: WriteJob, tmp_path: Path) -> None:
     assert_same_losses_everywhere(write, TEACHER, tmp_path, evaluates_alike=False)
 
 
+@pytest.mark.slow
 def test_a_killed_training_with_vectors_ends_with_the_same_bytes(write: WriteJob, tmp_path: Path) -> None:
     assert_killed_ends_with_the_same_bytes(write, TEACHER, tmp_path)
 

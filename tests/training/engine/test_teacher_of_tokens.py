@@ -19,6 +19,8 @@ from tests.training.taught import (
 from tests.training.tiny import export_untrained
 from training.programs import teacher_tokens
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "logging_steps": 1}
 TEACHER = {"source": "folder", "path": "big", "loss": "jsd", "beta": 0.4, "weight": 0.7, "top_k": 5}
 WITHOUT_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"), 0.0)

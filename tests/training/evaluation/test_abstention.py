@@ -24,6 +24,7 @@ QUICK = ("same error at every probability", "ties", "any number of labels a row"
 IGNORED = "groups of ten, taken to be independent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_bound_holds_in_19_of_20_homes(name: str) -> None:
     found = REGIMES[name].homes(QUICK_HOMES)

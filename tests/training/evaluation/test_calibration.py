@@ -29,6 +29,7 @@ def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_once(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_one_of_twenty_equal_models_is_promoted_at_most(name: str) -> None:
     assert REGIMES[name].false_promotions(TRIALS) <= MOST
@@ -45,6 +46,7 @@ def test_less_confidence_promotes_more_than_that() -> None:
     assert REGIMES["worse by the margin-accuracy-200"].false_promotions(TRIALS, confidence=0.9) > MOST
 
 
+@pytest.mark.slow
 def test_a_test_that_ignores_groups_promotes_far_more() -> None:
     regime = REGIMES["groups, correlation 1-accuracy-100 of 10"]
     assert isinstance(regime, GroupRegime)

@@ -14,6 +14,7 @@ QUICK_HOMES, QUICK_MOST = 20, 3
 QUICK = ("5 % of any other label", "rare labels", "naive Bayes, no error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_interval_covers_the_truth_in_19_of_20_homes(name: str) -> None:
     found = simulate(REGIMES[name], QUICK_HOMES)

@@ -135,6 +135,7 @@ def test_every_metric_equals_that_of_the_library_called_directly(labels: list[st
     assert metrics.compute(METRICS, rows) == pytest.approx({n: f(rows) for n, f in DIRECTLY.items()}, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the libraries warn of what has no value
 @pytest.mark.parametrize("labels", LABELS, ids=len)
 def test_figures_of_drawn_rows_equal_those_of_the_library_on_those_rows(labels: list[str]) -> None:
@@ -357,6 +358,7 @@ def test_an_entry_has_the_range_that_its_classes_describe_and_they_give_the_figu
         assert found(keep_in_memory=True).name == name
 
 
+@pytest.mark.slow
 def test_scoring_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, training.programs.score, training.evaluation.metrics.resampling; "
     code += "print({'torch', 'transformers'} & set(sys.modules))"

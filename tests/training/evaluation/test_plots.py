@@ -76,6 +76,7 @@ def test_a_few_far_longer_texts_leave_the_others_their_bars(tmp_path: Path) -> N
     assert drawn(tmp_path) == ["labels.png", "lengths.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "labels", [["no", "$\\frac{$"], ["a", "日本語", "", *(f"label {n}" for n in range(9))]], ids=len
 )

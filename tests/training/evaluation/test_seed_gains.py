@@ -23,6 +23,7 @@ def trial(random: np.random.Generator, seeds: int, groups: int, by_seed: float, 
     return SeedGain.of(gains.mean(axis=1), gains @ counts.T / groups, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by_seed", "by_row"), [(0.0, 0.0), (0.4, 0.0), (0.0, 1.0), (0.4, 0.5)])
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_the_interval_has_the_true_gain_in_19_of_20_cases(seeds: int, by_seed: float, by_row: float) -> None:

@@ -56,6 +56,7 @@ def test_few_models_that_are_only_as_good_are_promoted_by_chance(test: Callable[
     assert 1 <= promoted(test, rows=300, gained=0.05, lost=0.05) <= 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [by_mcnemar, by_permutation])
 def test_most_models_that_are_three_points_better_are_promoted(test: Callable[[Right, Right], Significance]) -> None:
     assert promoted(test, ROWS, gained=0.065, lost=0.035) >= 0.8 * DRAWS
@@ -108,6 +109,7 @@ def test_of_figures_of_which_less_is_better_the_gain_is_how_much_less() -> None:
     assert not paired(figure, ROWS, margin=0.0, confidence=CONFIDENCE).better
 
 
+@pytest.mark.slow
 def test_very_high_confidence_continues_the_draws_as_a_normal_distribution() -> None:
     rows = 200  # each of which counts in a million draws
     gains = np.random.default_rng(2).normal(0.6, 1, rows)
@@ -175,6 +177,7 @@ def test_a_figure_that_is_no_number_is_no_evidence_and_draws_without_one_are_lef
 # Power
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_flips", [None, 0.06])
 @pytest.mark.parametrize(("rows", "gained", "lost"), [(300, 0.09, 0.03), (1000, 0.065, 0.035), (40, 0.3, 0.0)])
 def test_the_chance_of_a_promotion_is_that_of_drawn_rows(
@@ -243,6 +246,7 @@ def test_the_p_value_of_the_simulated_nights_is_that_of_the_gate() -> None:
     assert 1 - binom.cdf(29, 40, 0.5) == pytest.approx(mcnemar(30, 10, COMPARED_ROWS, CONFIDENCE).p_value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "judged",
     [
@@ -264,6 +268,7 @@ def test_one_home_of_twenty_ever_promotes_a_model_that_is_no_better_in_365_night
     assert homes(ALPHA) > HOMES / 2
 
 
+@pytest.mark.slow
 def test_one_home_of_twenty_ever_promotes_a_model_that_is_no_better_or_flips_too_many_rows_in_365_nights() -> None:
     """On rows that grow, models that gain much and lose a little more than 1 % of the rows take turns with models that
     lose as few rows as they gain. A model has to pass both tests."""

@@ -115,6 +115,7 @@ def groups(job: Path, name: str) -> dict[str, dict[str, Any]]:
     return {group.pop("group"): group for group in written["test"][name]}
 
 
+@pytest.mark.slow
 def test_each_group_has_its_rows_and_the_figures_that_the_whole_split_has(scored: Path) -> None:
     genres = groups(scored, "genre")
     assert {name: group["rows"] for name, group in genres.items()} == {"horror": 40, "war/é": 17, "none": 3}

@@ -187,6 +187,7 @@ def test_a_model_with_better_calls_passes_the_test_against_a_worse_one_of_other_
 LAUGHS = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)} | {"a40": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parameters",
     [

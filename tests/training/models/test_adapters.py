@@ -38,6 +38,7 @@ def test_each_kind_is_tried() -> None:
     assert SETTINGS.keys() == ADAPTERS.keys() - {LORA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_merged_it_answers_as_the_adapter_does_and_killed_it_ends_with_the_same_bytes(
     world: Path, tmp_path: Path, kind: str
@@ -76,6 +77,7 @@ def sharings() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "strategy"), sharings())
 def test_two_processes_that_share_the_model_end_with_the_merged_weights_of_one_even_after_a_kill(
     world: Path, tmp_path: Path, kind: str, strategy: str

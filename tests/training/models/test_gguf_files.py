@@ -89,6 +89,7 @@ def test_llama_cpp_chooses_the_next_tokens_of_torch_after_200_prompts(exported: 
         require_close(name, logits_after(model, prompts), expected)
 
 
+@pytest.mark.slow
 def test_without_llama_cpp_an_export_is_read_back_by_transformers(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,8 @@ from training.models.loading import load_for_training, load_tokenizer
 from training.recipe import Training, parse
 from training.recipe.training_fields import Lora
 
+pytestmark = pytest.mark.slow
+
 # 150 rows: 19 steps in each of two epochs. Dropout in the layers and before the adapters; the best model is loaded at
 # the end.
 ASKED: dict[str, Any] = {

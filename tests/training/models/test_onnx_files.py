@@ -17,6 +17,8 @@ from training.evaluation.stored_calibration import Calibration
 from training.models import onnx_files
 from training.problems import UserError
 
+pytestmark = pytest.mark.slow
+
 EXPORTS = ["onnx", "onnx-int8"]
 IMAGE_MODELS = {"vit": VIT, "resnet": {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}}
 

@@ -27,6 +27,8 @@ from training.programs import compare_exports, export_model, predict
 from training.recipe.tables.exports import EXPORTS
 from training.task_types import load
 
+pytestmark = pytest.mark.slow
+
 
 class World:
     """Rows, a model with a random head, and its exports."""

@@ -27,6 +27,8 @@ from training.recipe.tables.exports import EXPORTS
 from training.task_types import load
 from training.tokenization.token_files import tokenize
 
+pytestmark = pytest.mark.slow
+
 HAS_RUNTIME = importlib.util.find_spec("llama_cpp") is not None
 FORMATS = ["gguf-f16", "gguf-q8_0", "int8", "int4", *(["gguf-q4_k_m"] if HAS_RUNTIME else [])]
 MARGINS = {"perplexity": 0.5}

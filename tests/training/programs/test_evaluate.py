@@ -16,6 +16,8 @@ from tests.training import programs_here, tiny
 from tests.training.programs_here import folders
 from training.programs import evaluate
 
+pytestmark = pytest.mark.slow
+
 ROWS, SIZE = 400, 10
 SETTINGS: dict[str, Any] = {
     **{"task": "sequence-classification", "metrics": ["accuracy"], "slices": ["label"], "fewest_rows": 10},

@@ -244,6 +244,7 @@ def test_a_number_format_that_the_model_cannot_compute_in_is_refused_by_its_fiel
         assert problems(config, task, labels=[], mixed_precision="bf16", **short) == {}
 
 
+@pytest.mark.slow
 def test_an_export_that_torch_cannot_convert_is_refused_before_training() -> None:
     pytest.importorskip("onnxscript")
     xlnet = {"model_type": "xlnet", "vocab_size": 100, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32}

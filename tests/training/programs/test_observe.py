@@ -42,6 +42,7 @@ def run(job_dir: Path, settings: dict[str, Any], **inputs: Path) -> tuple[dict[s
 
 
 # Rows that are pairs of answers are refused before the program starts: tasks.registry.monitored_versions.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [task for task in task_types.TASK_TYPES if task_types.class_of(task).prediction_type not in (PAIRS, UNPAIRED)],

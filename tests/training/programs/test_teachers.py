@@ -17,6 +17,7 @@ from training.programs import teacher_outputs, teacher_texts, teacher_tokens
 TOKENS = {"temperature": 1.0, "top_k": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "program", "more"),
     [

@@ -42,6 +42,7 @@ def calls(*names: str) -> list[tuple[str, ast.Call]]:
     return [(file, call) for file, name, call in every_call() if name in names]
 
 
+@pytest.mark.slow
 def test_every_field_whose_value_is_imported_is_marked_as_code() -> None:
     fields = set()
     for _, call in calls("CodeField"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from training.recipe.overrides import parse_set
 fields = st.lists(st.text("abcxyz_", min_size=1, max_size=5), min_size=1, max_size=3).map(".".join)
 
 
+@pytest.mark.slow
 @drawn
 @given(field=fields, value=json_values)
 @example(field="data.filter", value="🙂")

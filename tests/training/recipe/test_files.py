@@ -286,6 +286,7 @@ def aliases_of_aliases(form: str) -> str:
     return "\n".join(["a0: &a0 {x: 1}", *lines])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -143,6 +143,7 @@ def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_dir
 
 
+@pytest.mark.slow
 def test_all_settings_combined_show_in_the_curve_and_the_model_of_the_run(together: Path) -> None:
     points = curve(together)
     assert list(points) == [0, 1, 19, 38, 57]  # eval_on_start, logging_first_step, logging_strategy
@@ -151,6 +152,7 @@ def test_all_settings_combined_show_in_the_curve_and_the_model_of_the_run(togeth
     assert '"use_cache": true' in (together / "output/model/config.json").read_text()
 
 
+@pytest.mark.slow
 def test_all_settings_combined_end_with_the_same_bytes_after_kills(world: Path, together: Path, tmp_path: Path) -> None:
     job_dir = tiny.fit_job(world, tmp_path / "killed", **TOGETHER, checkpoint_interval_s=0.02)
     kills = sum(kill_when(job_dir, lambda count=count: checkpoints_written(job_dir) >= count) for count in (1, 8))
@@ -166,6 +168,7 @@ SAME_WEIGHTS = {
 OTHER_WEIGHTS = {"neftune_noise_alpha", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs"}
 
 
+@pytest.mark.slow
 def test_those_that_are_about_the_weights_change_them_and_those_about_memory_or_time_do_not(
     world: Path, tmp_path: Path
 ) -> None:

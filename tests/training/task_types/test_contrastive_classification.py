@@ -106,6 +106,7 @@ def test_the_classifier_reads_the_mean_of_the_tokens(model_type: str) -> None:
     assert model.config.num_hidden_layers == len(model.base_model.encoder.layer) == 3
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_a_plain_classifier(world: Path, tmp_path: Path) -> None:
     """As transformers alone loads it."""
     from transformers import AutoModelForSequenceClassification
@@ -124,6 +125,7 @@ def test_the_exported_model_is_a_plain_classifier(world: Path, tmp_path: Path) -
     assert np.mean([guess == row["label"] for guess, row in zip(given, rows, strict=True)]) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "batch", "accumulation", "processes"),
     [("trainer", 10, 3, 1), ("trainer", 15, 1, 2), ("accelerate", 5, 3, 2)],
@@ -139,6 +141,7 @@ def test_micro_batches_and_processes_change_neither_loss_nor_weights(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_between_micro_batches_it_ends_with_the_same_bytes(world: Path, tmp_path: Path) -> None:
     """With dropout, which both passes of a micro-batch draw alike; the head included."""
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_train_epochs": 2}

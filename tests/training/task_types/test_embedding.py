@@ -179,6 +179,7 @@ def test_of_texts_with_labels_the_other_texts_with_its_label_are_relevant(monkey
 OF_LABELS: dict[str, Any] = {"text": ["text"], "label": "label"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", get_args(LossOfLabels))
 def test_training_brings_texts_with_one_label_together(loss: str, tmp_path: Path) -> None:
     world = tmp_path / "world"
@@ -225,6 +226,7 @@ def test_negatives_are_optional_and_triplets_need_them() -> None:
 OTHERS: dict[str, Any] = {"symmetric": True, "matryoshka_dims": [32, 8], "normalize": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, OTHERS | {"prompts": {"anchor": "a: ", "positive": "b: "}}])
 def test_training_finds_translations(options: dict[str, Any], world: Path, tmp_path: Path) -> None:
     values = tiny_tasks.recipe_of("embedding", world / "rows", gradient_accumulation_steps=2, logging_steps=1)

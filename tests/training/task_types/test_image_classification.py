@@ -18,6 +18,8 @@ from training import task_types
 from training.engine.predictor import Predictor
 from training.programs import create_image_model, predict
 
+pytestmark = pytest.mark.slow
+
 TASK = "image-classification"
 CONFIGS = {
     "vit": VIT,

@@ -243,6 +243,7 @@ def trained(world: Path) -> Path:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "accelerate"])
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes_with_either_engine(
     engine: str, world: Path, trained: Path, tmp_path: Path
@@ -255,6 +256,7 @@ def test_killed_within_an_epoch_it_ends_with_the_same_bytes_with_either_engine(
     assert weights(killed) == weights(trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "division", [{"processes": 2}, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 5}]
 )

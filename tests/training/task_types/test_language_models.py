@@ -167,6 +167,7 @@ def fit_job(world: Path, job_dir: Path, task: str, **training: Any) -> Path:
     return tiny.fit_job(world, job_dir, base=task, tokens=f"{task}/tokens", settings=settings, **training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "engine"), [("causal-lm", "accelerate"), ("masked-lm", "trainer")])
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(
     speakers: Path, tmp_path: Path, task: str, engine: str

@@ -321,6 +321,7 @@ def test_a_loss_of_its_own_that_is_the_recipes_takes_them_by_declaring_the_form_
     assert focal is not None and float(focal(LOGITS, ROWS)) == pytest.approx(2 * loss_of(loss="focal"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["sequence-classification", "multi-label-classification"])
 def test_weighted_focal_loss_learns_the_same_from_micro_batches_and_ranks_as_from_whole_steps(
     world: Path, tmp_path: Path, task: str

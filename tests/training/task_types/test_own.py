@@ -39,6 +39,7 @@ def problem(outcome: Outcome) -> tuple[str, str]:
     return found.where, found.message
 
 
+@pytest.mark.slow
 def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_same_bytes_after_kills(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_random_batches_own_loss_callback_with_state_and_trainer_end_with_the_sa
     assert any(not message.endswith(("-7", "-14")) for message in middle)  # an epoch has 7 steps
 
 
+@pytest.mark.slow
 def test_workers_draw_the_same_random_batches_as_the_process_itself(
     world: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_workers_draw_the_same_random_batches_as_the_process_itself(
     assert_same(job_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_random_batches_of_two_ranks_are_the_same_after_a_kill(world: Path, tmp_path: Path) -> None:
     settings = OWN | {"per_device_train_batch_size": 4, "num_train_epochs": 1}
     jobs = [tiny.fit_job(world, tmp_path / name, processes=2, **settings) for name in ("whole", "killed")]
@@ -70,6 +73,7 @@ def test_random_batches_of_two_ranks_are_the_same_after_a_kill(world: Path, tmp_
     assert_same(jobs[1], jobs[0])
 
 
+@pytest.mark.slow
 def test_each_of_them_acts(world: Path, undisturbed: Path, tmp_path: Path) -> None:
     """Left out one by one, the weights are others."""
     seen = {weights(undisturbed)}
@@ -107,6 +111,7 @@ def test_evaluation_during_training_uses_the_collator_of_predictions() -> None:
     assert collate(SeededBatch([{}, {}], (1, 2)))["labels"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "where", "message"),
     [

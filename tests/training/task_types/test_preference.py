@@ -338,6 +338,7 @@ def trained(pairs: Path) -> Path:
     return job
 
 
+@pytest.mark.slow
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(pairs: Path, trained: Path, tmp_path: Path) -> None:
     killed = fit_job(pairs, tmp_path / "killed")
     assert_resumes(killed, trained, after=3)
@@ -349,6 +350,7 @@ def test_the_plain_loop_learns_the_same_bytes_as_the_trainer(pairs: Path, traine
     assert weights(plain) == weights(trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"loss": "orpo"}])
 def test_two_processes_learn_what_one_learns(
     options: dict[str, Any], pairs: Path, trained: Path, tmp_path: Path

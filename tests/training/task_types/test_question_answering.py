@@ -155,6 +155,7 @@ def test_an_answer_is_learnt_only_in_a_window_that_shows_all_of_it() -> None:
     assert _tokens_of(window[3:], (0, 3)) == _tokens_of(window, None) == [0, 0]
 
 
+@pytest.mark.slow
 def test_the_model_learns_and_the_best_window_of_a_row_answers_it(world: Path, trained: Path, tmp_path: Path) -> None:
     stored = run(predict, tmp_path / "predict", {"model": trained, "tokens": world / "tokens"}, **PREDICT)
     table = pq.read_table(stored / "validation.parquet")

@@ -233,6 +233,7 @@ def fit_job(world: Path, job_dir: Path, processes: int = 1, epochs: int = 1, **s
     return tiny_tasks.fit_job("reranking", world, job_dir, compute, **training)
 
 
+@pytest.mark.slow
 def test_killed_while_it_learns_to_rank_it_ends_with_the_same_bytes(world: Path, tmp_path: Path) -> None:
     whole, killed = (fit_job(world, tmp_path / name, epochs=8) for name in ("whole", "killed"))
     assert finish(whole).state == "finished"
@@ -243,6 +244,7 @@ def test_killed_while_it_learns_to_rank_it_ends_with_the_same_bytes(world: Path,
     assert config["sentence_transformers"] == {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(world: Path, tmp_path: Path) -> None:
     """Without dropout, which each rank draws for itself, and by SGD: Adam divides gradients by their size, so it
     enlarges the rounding of small ones."""

@@ -89,6 +89,7 @@ def fit_job(world: Path, job_dir: Path, processes: int = 1) -> Path:
     return tiny_tasks.fit_job("reward-modeling", world, job_dir, compute, **training)
 
 
+@pytest.mark.slow
 def test_killed_it_ends_with_the_same_bytes_and_two_processes_learn_what_one_learns(
     pairs: Path, tmp_path: Path
 ) -> None:

@@ -230,6 +230,7 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job_dir
 
 
+@pytest.mark.slow
 def test_run_killed_mid_epoch_ends_with_the_same_weights_and_the_same_metrics_of_what_it_wrote(
     world: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ def test_run_killed_mid_epoch_ends_with_the_same_weights_and_the_same_metrics_of
     assert {f"eval_{name}" for name in METRICS} <= set(curve(trained)[30])
 
 
+@pytest.mark.slow
 def test_a_silent_kind_gives_the_loss_alone_while_training_and_a_metric_that_would_choose_is_refused(
     world: Path, trained: Path, tmp_path: Path
 ) -> None:

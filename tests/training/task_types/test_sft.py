@@ -241,6 +241,7 @@ def test_a_template_without_end_is_ended(template: str, monkeypatch: pytest.Monk
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["{{ ([[0] * 900] * 99999)|sum(start=[]) }}", "{{ 2.5|round(10 ** 9, 'ceil') }}"])
 def test_a_template_with_an_operation_without_end_ends_with_its_process(template: str) -> None:
     program = "from training.tokenization import chat_templates; chat_templates.LONGEST_S = 0.3; "
@@ -537,6 +538,7 @@ def trained(assistants: Path) -> Path:
     return job
 
 
+@pytest.mark.slow
 def test_killed_within_an_epoch_it_ends_with_the_same_bytes(assistants: Path, trained: Path, tmp_path: Path) -> None:
     killed = fit_job(assistants, tmp_path / "killed")
     assert_resumes(killed, trained, after=3)

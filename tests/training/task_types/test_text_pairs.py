@@ -28,6 +28,8 @@ from training.recipe import Training
 from training.task_types import load
 from training.task_types.multi_label_classification import best_threshold
 
+pytestmark = pytest.mark.slow
+
 MANY, REGRESSION = load("multi-label-classification"), load("regression")
 ASKED = {
     "many": {"task": "multi-label-classification", "metrics": ["f1_micro", "accuracy"], "labels": tiny.LABELS},

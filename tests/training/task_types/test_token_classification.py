@@ -353,6 +353,7 @@ def fitted(world: Path, tags: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return job_dir
 
 
+@pytest.mark.slow
 def test_training_killed_at_many_instants_ends_with_the_same_weights_and_curve(
     world: Path, tags: Path, fitted: Path, tmp_path: Path
 ) -> None:

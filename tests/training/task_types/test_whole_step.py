@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from tests import task_types as tiny_tasks
 from tests.training.forks import assert_same, curve, finish, kill_when, within_a_step
 
+pytestmark = pytest.mark.slow
+
 TASK, LABELLED = "sentence-similarity", "sequence-classification"
 # One epoch: 7 steps of 20 rows, and one of 10. SGD does not enlarge differences of small gradients, as Adam does.
 ONE_EPOCH: dict[str, Any] = {"num_train_epochs": 1, "optim": "sgd", "learning_rate": 0.05, "logging_steps": 1}

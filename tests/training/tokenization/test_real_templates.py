@@ -150,6 +150,7 @@ def features(tokenizer: Path, talk: Talk, tools: Any) -> tuple[list[int], list[i
     return made["input_ids"].to_pylist()[0], made["of_answer"].to_pylist()[0]
 
 
+@pytest.mark.slow
 def test_the_tokens_are_those_of_transformers_and_the_targets_what_the_assistant_writes(
     name: str, tokenizer: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_the_tokens_are_those_of_transformers_and_the_targets_what_the_assistant
     assert written >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_prompt", [False, True])
 def test_pairs_with_tools_have_the_tokens_of_transformers_and_learn_the_answer_alone(
     name: str, tokenizer: Path, in_prompt: bool

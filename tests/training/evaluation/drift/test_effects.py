@@ -37,6 +37,7 @@ def scores(shift: float) -> Draw:
     return lambda random: compare_scores(random.standard_normal(300), random.standard_normal(200) + shift, 0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [numbers(0), categories(0), scores(0)], ids=["numbers", "categories", "scores"])
 def test_without_a_difference_one_of_twenty_is_significant_at_most(draw: Draw) -> None:
     found = [draw(np.random.default_rng([1, trial])) for trial in range(TRIALS)]
@@ -44,6 +45,7 @@ def test_without_a_difference_one_of_twenty_is_significant_at_most(draw: Draw) -
     assert all(effect.p_threshold >= effect.p_value for effect in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw", [numbers(0.1), categories(0.1), scores(0.358)], ids=["numbers", "categories", "scores"]
 )
@@ -52,6 +54,7 @@ def test_a_difference_at_its_threshold_is_above_it_in_one_of_twenty_at_most(draw
     assert sum(effect.p_threshold <= 0.05 for effect in found) <= 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "true"),
     [(numbers(0.3), 0.3), (categories(0.3), 0.3), (scores(0.954), 0.75)],

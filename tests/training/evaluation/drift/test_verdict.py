@@ -54,6 +54,7 @@ def verdict(new: Observations, alpha: float = 0.05, min_rows: int = 100) -> str:
     return str(report["verdict"])
 
 
+@pytest.mark.slow
 def test_without_a_shift_one_report_in_twenty_is_not_steady_at_most() -> None:
     """Reference rows are drawn again too. The benchmark of `tests/drift` does this with real rows."""
     found = [judge(compare(rows(n, 300), rows(10_000 + n), USUAL), 0.05)[0] for n in range(REPORTS)]
@@ -138,6 +139,7 @@ def confidences(random: np.random.Generator, number: int, shift: float = 0.0) ->
     return 1 / (1 + np.exp(-logits)), random.random(number) < 1 / (1 + np.exp(-0.5 * logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 1.5])
 def test_the_interval_has_the_true_accuracy_in_nine_of_ten_cases(shift: float) -> None:
     covered, errors = 0, []
