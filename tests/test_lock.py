@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.lock import HEADER, UNHASHED, read_lock, without_hashes
+from tests.lock import HEADER, PYTHON, UNHASHED, read_lock, without_hashes
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = (ROOT / "constraints.txt").read_text()
@@ -42,7 +43,7 @@ def test_lock_has_a_version_that_fits_for_all_that_the_project_its_extras_and_it
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is of Python 3.11")
-def test_lock_has_all_that_is_installed_for_the_project() -> None:
+def test_lock_has_all_that_is_installed_for_the_project_and_what_the_oldest_python_needs_besides() -> None:
     wanted, found = [(one.name, one.extras) for one in asked()], set[tuple[str, str]]()
     while wanted:
         name, extras = wanted.pop()
@@ -55,9 +56,23 @@ def test_lock_has_all_that_is_installed_for_the_project() -> None:
             except importlib.metadata.PackageNotFoundError:
                 continue  # of an extra that is not installed
             requirements = [Requirement(line) for line in needed]
-            fitting = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": extra})]
-            wanted += [(one.name, one.extras) for one in fitting]
+            for python in ({}, {"python_full_version": PYTHON}):
+                where = {"extra": extra, **python}
+                fitting = [one for one in requirements if one.marker is None or one.marker.evaluate(where)]
+                wanted += [(one.name, one.extras) for one in fitting]
     assert len(found) > 200 and sorted({name for name, _ in found} - HASHES.keys()) == []
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is of Python 3.11")
+def test_the_oldest_python_that_the_project_allows_may_install_every_locked_package() -> None:
+    assert PYTHON in SpecifierSet(PROJECT["project"]["requires-python"])
+    refused = []
+    for one in importlib.metadata.distributions():
+        version, _ = HASHES.get(canonicalize_name(one.name), ("", []))
+        allowed = one.metadata["Requires-Python"] or ""
+        if one.version == version and PYTHON not in SpecifierSet(allowed):
+            refused.append(f"{one.name} {version}: {allowed}")
+    assert refused == []
 
 
 def test_all_but_torch_have_hashes_and_no_line_names_a_host_or_a_path() -> None:
