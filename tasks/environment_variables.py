@@ -4,6 +4,7 @@
 |---|---|
 | a command, a worker, and the runs that it starts | the whole environment, and ENVIRONMENT |
 | a program of a job | BASE, the names in FINETUNE_PASS_ENV, and what its stage adds: HUB, BUCKETS, MLFLOW |
+| the process that uses a Ray cluster | BASE, the names in FINETUNE_PASS_ENV, RAY_CLUSTER |
 | a server | BASE, and its own settings: PREFECT_SERVER, or BASE alone for MLflow's |
 
 Processes with several ranks or GPUs also get the variables of tasks/jobs/commands.py.

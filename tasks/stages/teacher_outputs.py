@@ -244,7 +244,8 @@ def by_tokens(recipe: Recipe) -> bool:
 
 
 def is_beside_teacher(recipe: Recipe) -> bool:
-    """Whether a run compares the model with its teacher: a registered model that predicts labels, tags or numbers."""
+    """Whether a run compares the model with its teacher: a registered model of any kind but language
+    models."""
     outputs = task_types.class_of(recipe.task).teacher_outputs
     return recipe.training.teacher is not None and recipe.release.registry is not None and outputs != "tokens"
 

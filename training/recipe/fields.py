@@ -95,7 +95,8 @@ class Compute(Section):
     cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
     """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
-    """Number format of the forward and backward pass (auto: bf16 on hardware that computes in it, else no)."""
+    """Number format of the forward and backward pass (auto: bf16 on hardware that computes in it, fp16 on
+    other GPUs that do in that, else no)."""
     stall_timeout_s: float = Field(default=1800.0, gt=0, le=MAX_COUNT)
     """Seconds without progress after which training is stopped and started again."""
 
@@ -230,9 +231,9 @@ class Gate(Section):
     must_hold: MustHold | None = None
     """Rows of a file that a model must have right to be registered (null: none), for classification and tags."""
     baseline: bool = True
-    """Whether a model without a champion must be better than the best constant prediction, or for rankings BM25, by the
-    same test on the same rows and never by a negative margin. Otherwise it is registered and not promoted (false: it is
-    promoted if it meets the other conditions)."""
+    """Whether a model without a champion must be better than predictions that need no training, such as the best
+    constant one, or BM25 for rankings, by the same test on the same rows and never by a negative margin. Otherwise it
+    is registered and not promoted (false: it is promoted if it meets the other conditions)."""
 
 
 class Hub(Section):

@@ -199,7 +199,7 @@ class Training(Section):
     `lora`; `{}` takes the defaults."""
     teacher: Teacher | None = None
     """A trained model from which this one also learns (null: from the labels alone), for classification, regression,
-    tags and language models."""
+    tags, embeddings and language models."""
     engine: CodeName = "trainer"
     """The engine that trains: trainer (that of transformers), accelerate (a plain loop with fewer settings), or your
     function as `module:function`: docs/how-to/own-engine.md."""
