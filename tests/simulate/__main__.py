@@ -27,7 +27,7 @@ os.environ.update(AWS_ACCESS_KEY_ID="simulated", AWS_SECRET_ACCESS_KEY="simulate
 from tests.simulate.mutations import MUTATIONS
 from tests.simulate.seeds import SCENES, play_seed
 
-MOST_SEEDS, MOST_S = 2000, 60.0
+MOST_SEEDS, MOST_S = 2000, 180.0
 """The budget for one planted mistake, in processor time."""
 
 

@@ -126,6 +126,8 @@ class Checkpoints:
             for step in range(start + 1, self.last_step + 1):
                 world.sleep(world.random.choice((0.0, 0.1, 5.0)))
                 product.rotate(folder)
+                if not self.has_damage and (lost := {step - 2, step - 1} & self.written - {*self.whole_steps()}):
+                    raise world.broken(f"before step {step} is written, {lost} are not whole or lack what they need")
                 self._write(folder, step)
                 self.written.add(step)
                 self.saved = step
