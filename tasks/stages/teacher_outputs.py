@@ -244,8 +244,7 @@ def by_tokens(recipe: Recipe) -> bool:
 
 
 def is_beside_teacher(recipe: Recipe) -> bool:
-    """Whether a run compares the model with its teacher: a registered model of any kind but language
-    models."""
+    """Whether a run compares the model with its teacher: a registered model of any kind but language models."""
     outputs = task_types.class_of(recipe.task).teacher_outputs
     return recipe.training.teacher is not None and recipe.release.registry is not None and outputs != "tokens"
 

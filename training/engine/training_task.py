@@ -134,7 +134,7 @@ class Task:
     def write_checkpoint(self, step: int, needs: Sequence[str]) -> Iterator[Path]:
         """Yields the folder for a checkpoint's files; every rank calls it.
 
-        Before that, rank 0 removes all checkpoints but the newest two and those that these need. While training goes
+        First, rank 0 removes all checkpoints but the newest two and those that these need. While training goes
         on, a thread of rank 0 completes and reports the new one. An error there is raised by the next call, or by
         `finish_checkpoint`.
         """

@@ -95,8 +95,8 @@ class Compute(Section):
     cluster_address: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")
     """`host:port` of the cluster (null: RAY_ADDRESS, and without it a cluster of this machine alone)."""
     mixed_precision: Annotated[Literal["auto", "no", "bf16", "fp16"], Word] = "auto"
-    """Number format of the forward and backward pass (auto: bf16 on hardware that computes in it, fp16 on
-    other GPUs that do in that, else no)."""
+    """Number format of the forward and backward pass (auto: bf16 where the hardware computes in it, else
+    fp16 on GPUs of compute capability 7.0 or newer, else no)."""
     stall_timeout_s: float = Field(default=1800.0, gt=0, le=MAX_COUNT)
     """Seconds without progress after which training is stopped and started again."""
 
