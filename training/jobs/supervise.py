@@ -8,7 +8,8 @@ process behind:
 * Its starter holds the other end of its standard input. End of file there, or a new parent, means that the starter has
   ended: the supervisor stops the job and soon kills it.
 * SIGTERM or SIGINT stop the job, which has `--grace-s` to save; a second signal kills it at once.
-* At the end it kills every descendant, orphans and other sessions included, before it releases the lock.
+* At the end it kills every descendant, orphans and other sessions included, and removes their half-written checkpoints,
+  before it releases the lock.
 
 Two jobs never write to one directory. The lock is an exclusive `flock` on JOB/lock, and that open file is also the
 standard input of all descendants: a launcher may close other files, but passes its standard input on. So the lock is
@@ -28,6 +29,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -54,6 +56,7 @@ ABANDONED_GRACE_S = 3.0
 STOPPED_BEFORE_START = 128 + signal.SIGTERM
 # As in protocol.py, whose imports would make each job start later.
 OUTCOMES, LOGS = "outcome*.json", "logs"
+HALF_WRITTEN = "checkpoints/.writing-*"
 LOCK = "lock"
 HOLDER = "supervisor"
 """In a job's directory: the identity of the process that took its lock last."""
@@ -101,6 +104,7 @@ class Supervisor:
                 self._reap()
         finally:
             self._kill_all()
+            self._remove_half_written()
         return self._exit_status if self._exit_status is not None else 128 + signal.SIGKILL
 
     def _acquire(self) -> int | None:
@@ -223,6 +227,12 @@ class Supervisor:
             for pid in descendants(os.getpid()):
                 send(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+    def _remove_half_written(self) -> None:
+        """Removes what a killed writer leaves, or a rank that wrote on after another had given up: it may have filled
+        the disk."""
+        for folder in self._job_dir.glob(HALF_WRITTEN):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _note(self, message: str) -> None:
         print(message, file=sys.stderr, flush=True)

@@ -210,6 +210,15 @@ def test_outcomes_of_an_earlier_try_are_deleted_before_the_next_begins(job: Path
     assert read_outcome(job) is None
 
 
+def test_half_written_checkpoints_go_with_their_last_writer(job: Path) -> None:
+    checkpoints, half = job / "checkpoints", job / "checkpoints" / ".writing-checkpoint-2"
+    for folder in (half, checkpoints / "checkpoint-1"):
+        folder.mkdir(parents=True)
+    write = f"open({str(half / 'weights')!r}, 'w').write('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    assert Tree(job, python(f"import os, signal; {write}")).supervisor.wait(60) == 128 + signal.SIGKILL
+    assert [path.name for path in checkpoints.iterdir()] == ["checkpoint-1"]
+
+
 def test_its_descendants_read_nothing_from_standard_input(job: Path) -> None:
     assert Tree(job, python("import sys; print(repr(sys.stdin.read()))")).supervisor.wait(60) == 0
     assert (job / "logs" / "1.log").read_text() == "''\n"
