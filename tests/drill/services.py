@@ -17,6 +17,7 @@ from typing import NamedTuple
 from mlflow import MlflowClient
 
 from flows.reports.tables import align
+from tasks.services import mlflow_server, prefect_server, process_manager
 from tasks.tracking.connection import FLOW_RUN_TAG
 from tests.drill.compare import curve_of, tracking_faults
 from tests.drill.promises import require
@@ -68,49 +69,49 @@ class Training(NamedTuple):
         return "finetune resume"
 
 
-def worker(training: Training) -> tuple[str, str]:
+def kill_worker(training: Training) -> tuple[str, str]:
     """The run dies with it, and is crashed."""
     training.kill("prefect", "--no-prompt", "worker")
     seconds = wait_until(training.is_in("Crashed"), CRASHED_WITHIN_S)
     return f"Crashed after {seconds:.0f} s", training.resume()
 
 
-def prefect(training: Training) -> tuple[str, str]:
+def kill_prefect(training: Training) -> tuple[str, str]:
     """The run goes on without it."""
-    training.kill("tasks.services.prefect_server")
+    training.kill(prefect_server.__name__)
     time.sleep(2)  # for the worker to notice
     seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""
 
 
-def mlflow(training: Training) -> tuple[str, str]:
+def kill_mlflow(training: Training) -> tuple[str, str]:
     """The run goes on without it, and delivers what it missed."""
-    training.kill("mlflow", "server")
+    training.kill(mlflow_server.__name__)
     time.sleep(2)
     seconds = 2 + wait_until(training.all_answer, BACK_WITHIN_S)
     return f"it is back after {seconds:.0f} s", ""
 
 
-def process_manager(training: Training) -> tuple[str, str]:
+def kill_process_manager(training: Training) -> tuple[str, str]:
     """All that it keeps ends with it, the run too."""
-    training.kill("tasks.services.process_manager")
+    training.kill(process_manager.__name__)
     seconds = wait_until(lambda: not of_home(training.machine.home))
     training.machine.up()
     wait_until(training.is_in("Crashed"), CRASHED_WITHIN_S)
     return f"all ends within {seconds:.0f} s", f"finetune up, {training.resume()}"
 
 
-def nothing(training: Training) -> tuple[str, str]:
+def kill_nothing(training: Training) -> tuple[str, str]:
     """The run that the others are held against."""
     return "", ""
 
 
 VICTIMS = {
-    "nothing": nothing,
-    "worker": worker,
-    "Prefect server": prefect,
-    "MLflow server": mlflow,
-    "process manager": process_manager,
+    "nothing": kill_nothing,
+    "worker": kill_worker,
+    "Prefect server": kill_prefect,
+    "MLflow server": kill_mlflow,
+    "process manager": kill_process_manager,
 }
 
 
