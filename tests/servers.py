@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -63,8 +64,10 @@ def closed_port() -> int:
 
 
 def mlflow_server(folder: Path, fresh_database: Path) -> Server:
-    """Its database is server.db in the folder, at first a copy of an empty one."""
+    """Its database is server.db in the folder, at first a copy of an empty one, with the experiment of a new server."""
     shutil.copyfile(fresh_database, folder / "server.db")
+    with contextlib.closing(sqlite3.connect(folder / "server.db")) as database, database:
+        database.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/0'")
     # As `mlflow server` starts it, without the seconds that its command line takes.
     argv = ["uvicorn", "mlflow.server.fastapi_app:app", "--log-level", "critical"]
     env = {
