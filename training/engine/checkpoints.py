@@ -6,7 +6,7 @@
     checkpoints/checkpoint-40/signature   proves that a training of this home wrote the manifest
     checkpoints/quarantine/               damaged checkpoints; nothing reads them
     checkpoints/.writing-*, .removing-*   unfinished work of a writer; the next writer removes it at its start, and the
-                                          job's supervisor removes .writing-* at its end
+                                          supervisor removes .writing-* when the job ends
     outgoing/checkpoint-40/               only in a job that uploads all checkpoints: rotated before its upload; the
                                           uploader removes it
     outgoing/checkpoint-40.sent, .lost    marks: uploaded; removed without an upload because the disk was nearly full

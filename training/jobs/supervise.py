@@ -56,7 +56,7 @@ ABANDONED_GRACE_S = 3.0
 STOPPED_BEFORE_START = 128 + signal.SIGTERM
 # As in protocol.py, whose imports would make each job start later.
 OUTCOMES, LOGS = "outcome*.json", "logs"
-HALF_WRITTEN = "checkpoints/.writing-*"
+HALF_WRITTEN = "checkpoints/.writing-*"  # as staging_folder in training/engine/checkpoints.py names them
 LOCK = "lock"
 HOLDER = "supervisor"
 """In a job's directory: the identity of the process that took its lock last."""

@@ -13,8 +13,9 @@ import pytest
 
 import training
 from tests.waiting import wait_until
+from training.engine.checkpoints import staging_folder
 from training.jobs.processes import start_ticks
-from training.jobs.protocol import Job, read_events, read_outcome, write_atomically
+from training.jobs.protocol import CHECKPOINTS, Job, read_events, read_outcome, write_atomically
 
 ROOT = str(Path(training.__path__[0]).parent)
 ENDED_WITHIN_S = 5.0
@@ -211,7 +212,7 @@ def test_outcomes_of_an_earlier_try_are_deleted_before_the_next_begins(job: Path
 
 
 def test_half_written_checkpoints_go_with_their_last_writer(job: Path) -> None:
-    checkpoints, half = job / "checkpoints", job / "checkpoints" / ".writing-checkpoint-2"
+    checkpoints, half = job / CHECKPOINTS, staging_folder(job / CHECKPOINTS / "checkpoint-2")
     for folder in (half, checkpoints / "checkpoint-1"):
         folder.mkdir(parents=True)
     write = f"open({str(half / 'weights')!r}, 'w').write('half'); os.kill(os.getpid(), signal.SIGKILL)"
